@@ -1,0 +1,1 @@
+"""One module a backend, all behind the Backend protocol of base."""

@@ -1,0 +1,144 @@
+"""The Backend protocol: what an adapter must do, and the small types it does it with.
+
+Response bytes are pushed into a Sink instead of being pulled by an iterator: at hundreds of streams, a task
+switch for every event costs more than all the rest of the relay. `ResponseStream` in `adapters.http` turns
+the push side into an async iterator for callers that are not on that path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from specproxy.errors import BackendError
+from specproxy.records import Lane, LaneStatus
+
+__all__ = ["Backend", "Exchange", "Headers", "ProbeResult", "ResponseHead", "Sink", "UpstreamRequest"]
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """A request as it goes upstream.
+
+    `target` is the raw request target as the client sent it (``/v1/models?x=%2F``). `headers` are
+    end-to-end headers in the client's order and spelling, without Host, Content-Length and
+    Transfer-Encoding, which the transport writes. `body` is the whole body, or None if it is written in pieces
+    through the exchange; then `length` is its length, or None for a chunked one. `replayable` says that the
+    request may be sent again if a kept-alive connection turns out to be dead before the first response byte.
+    """
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes | None = b""
+    length: int | None = None
+    replayable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Status line and headers of a response, as the upstream sent them (all headers, hop-by-hop too)."""
+
+    status: int
+    reason: bytes
+    headers: Headers
+    version: str = "1.1"
+
+
+class Sink(Protocol):
+    """Receives one response. Calls come from the event loop in order: head, data…, then end or fail.
+
+    No method may block or raise. After `end` or `fail` nothing more comes.
+    """
+
+    def head(self, head: ResponseHead) -> None:
+        """The final response head; interim 1xx responses are not reported."""
+        ...
+
+    def data(self, parts: Sequence[bytes]) -> None:
+        """Body bytes that arrived in one read, one item a chunk of the upstream's own framing."""
+        ...
+
+    def end(self, trailers: Headers) -> None:
+        """The response is complete."""
+        ...
+
+    def fail(self, error: BackendError) -> None:
+        """The exchange broke, before or after the head."""
+        ...
+
+
+class Exchange(Protocol):
+    """One request in progress."""
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of a streamed request body; waits while the upstream reads slowly.
+
+        Raises:
+            UpstreamClosed: the upstream has gone.
+        """
+        ...
+
+    async def write_end(self) -> None:
+        """The request body is complete."""
+        ...
+
+    def pause(self) -> None:
+        """Stop reading the response (back-pressure); idempotent."""
+        ...
+
+    def resume(self) -> None:
+        """Read on; idempotent."""
+        ...
+
+    def abort(self) -> None:
+        """Give up: the upstream connection is closed at once, the sink hears nothing more; idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a probe found at a backend. `advice` are full sentences, commands included."""
+
+    reachable: bool
+    kind: str = "unknown"  # llama-server, ollama, lmstudio, vllm, sglang, openai
+    version: str = ""
+    models: tuple[str, ...] = ()
+    detail: dict[str, object] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A server or engine that answers requests on one or more lanes."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Bring the lanes up as far as this backend owns them; returns once they can be listed.
+
+        A lane that comes up later reports STARTING meanwhile. Cancelling stops what was started.
+
+        Raises:
+            ConfigError: it can never work as configured.
+        """
+        ...
+
+    def lanes(self) -> tuple[LaneStatus, ...]:
+        """Lanes as they are now. Never blocks."""
+        ...
+
+    async def probe(self) -> ProbeResult:
+        """Ask the backend what it is and has; an unreachable backend is a result, not an error."""
+        ...
+
+    def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
+        """Start an exchange and return at once; connection errors reach ``sink.fail``."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop what `start` started, and close connections; idempotent."""
+        ...

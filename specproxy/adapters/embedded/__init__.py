@@ -1,0 +1,1 @@
+"""The embedded engine: one copy of the weights, a strategy per request."""

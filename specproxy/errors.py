@@ -1,0 +1,89 @@
+"""One error tree. Foreign exceptions are converted to these at the edge where they appear.
+
+SpecproxyError
+├── ConfigError            settings that cannot be used (CLI exit code 2)
+│   ├── ModelFileError     a model file that is missing, not GGUF, truncated or unsupported
+│   └── PairError          a draft that does not fit its target
+├── RequestError           a request that cannot be served as asked (HTTP 4xx)
+└── BackendError           something upstream went wrong
+    ├── UpstreamConnectError   no connection: nothing was sent, a retry is safe
+    ├── UpstreamClosed         the connection ended before the response was complete
+    ├── UpstreamProtocolError  bytes that are not HTTP/1.x
+    ├── LaneUnavailable        no lane can take the request now
+    └── LaneStartError         a lane did not come up
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "ConfigError",
+    "LaneStartError",
+    "LaneUnavailable",
+    "ModelFileError",
+    "PairError",
+    "RequestError",
+    "SpecproxyError",
+    "UpstreamClosed",
+    "UpstreamConnectError",
+    "UpstreamProtocolError",
+]
+
+
+class SpecproxyError(Exception):
+    """Base of every error that specproxy raises on purpose; `hint` says what to do next."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class ConfigError(SpecproxyError):
+    """A setting that cannot be used."""
+
+
+class ModelFileError(ConfigError):
+    """A model file that is missing, not GGUF, truncated, or of an unsupported kind."""
+
+
+class PairError(ConfigError):
+    """A draft model that does not fit its target."""
+
+
+class RequestError(SpecproxyError):
+    """A request that cannot be served as asked; `status` is the HTTP status (4xx)."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, code: str = "invalid_request_error", hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+
+
+class BackendError(SpecproxyError):
+    """Something upstream went wrong."""
+
+
+class UpstreamConnectError(BackendError):
+    """No connection could be made: nothing was sent, so a retry is safe."""
+
+
+class UpstreamClosed(BackendError):
+    """The upstream connection ended before the response was complete."""
+
+
+class UpstreamProtocolError(BackendError):
+    """The upstream sent bytes that are not HTTP/1.x."""
+
+
+class LaneUnavailable(BackendError):
+    """No lane can take the request now."""
+
+
+class LaneStartError(BackendError):
+    """A lane did not come up."""

@@ -1,0 +1,1 @@
+"""Where statistics live between runs."""

@@ -1,0 +1,1 @@
+"""Drafters that need no model: run live by the engine, afterwards by replay."""
