@@ -1,0 +1,24 @@
+"""Shared fixtures. A marked part that is missing fails with CI=true, and is skipped elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+
+NEEDS = {
+    "engine": lambda: shutil.which("llama-server") or importlib.util.find_spec("xllamacpp"),
+    "embedded": lambda: importlib.util.find_spec("llama_cpp"),
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Decide what becomes of a test whose part is not installed."""
+    for name, present in NEEDS.items():
+        if item.get_closest_marker(name) and not present():
+            message = f"the part for tests marked '{name}' is not installed"
+            if os.environ.get("CI") == "true":
+                pytest.fail(message, pytrace=False)
+            pytest.skip(message)
