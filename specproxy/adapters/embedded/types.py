@@ -48,9 +48,9 @@ class GenerateRequest:
 
     request_id: str
     prompt: tuple[int, ...] = field(repr=False)
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
-    strategy: Strategy = Strategy()
+    strategy: Strategy = field(default_factory=Strategy)
     priors: EnginePriors | None = None
     want_embedding: bool = False
 
