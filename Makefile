@@ -1,0 +1,69 @@
+# Every target sets up what it needs: a virtual environment of its own, cached until pyproject.toml changes.
+# Needs Python 3.11 or newer with pip. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+PIP := $(RUN) -m pip --disable-pip-version-check
+BASE := $(VENV)/.base-installed
+ENGINE := $(VENV)/.engine-installed
+WORLDS ?= benchmarks/worlds
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-embedded test test-unit lint format clean \
+	bench-proxy bench-classify bench-learner bench-engine
+
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BASE): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "specproxy needs Python 3.11 or newer; set PYTHON=python3.x" >&2; exit 2; }
+	@echo "Setting up $(VENV) (about a minute, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --upgrade pip
+	@$(PIP) install --quiet --editable '.[test]'
+	@touch $@
+
+# The engine's binding is compiled from source. Without a compiler everything else still works; its tests are
+# then skipped, and fail where CI=true.
+$(ENGINE): $(BASE)
+	@if command -v c++ >/dev/null 2>&1; then \
+		echo "Compiling llama-cpp-python for the embedded engine (6 to 12 minutes on two cores, once)"; \
+		$(PIP) install --editable '.[embedded]' && touch $@; \
+	else \
+		echo "No C++ compiler: going on without the embedded engine" >&2; \
+	fi
+
+setup: $(BASE) ## Make the virtual environment with all but the embedded engine
+
+demo: $(BASE) ## Proxy, real lanes and a real model: what was routed where, and what it gained
+	@$(RUN) -m benchmarks.demo
+
+test: $(BASE) $(ENGINE) ## All tests, engines included
+	@$(RUN) -m pytest
+
+test-unit: $(BASE) ## Tests that need no engine (seconds)
+	@$(RUN) -m pytest -m "not engine and not embedded"
+
+lint: $(BASE) ## Style, imports and types
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+format: $(BASE) ## Let ruff fix what it can
+	@$(RUN) -m ruff check --fix .
+	@$(RUN) -m ruff format .
+
+bench-proxy: $(BASE) ## Time that the proxy adds to a call and to a stream
+	@$(RUN) -m benchmarks.bench_proxy
+
+bench-classify: $(BASE) ## Accuracy of the classifier, and what its mistakes cost
+	@$(RUN) -m benchmarks.bench_classify
+
+bench-learner: $(BASE) ## Simulated traffic: the policy beside its baselines
+	@$(RUN) -m benchmarks.bench_learner --worlds $(WORLDS)
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
