@@ -44,7 +44,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One sequence to generate. `max_tokens` None means up to the context's end."""
+    """One sequence to generate. `max_tokens` None means up to the context's end; 0 only processes the prompt.
+
+    Control tokens are left out of the text, as llama-server does, except those in `render_tokens`: tags of tool
+    calls and of reasoning, which the HTTP face reads.
+    """
 
     request_id: str
     prompt: tuple[int, ...] = field(repr=False)
@@ -53,6 +57,7 @@ class GenerateRequest:
     strategy: Strategy = field(default_factory=Strategy)
     priors: EnginePriors | None = None
     want_embedding: bool = False
+    render_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
