@@ -9,44 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from specproxy.strategies.drafters.grams import GramIndex, previous_places
+
 __all__ = ["NgramDrafter"]
-
-_ID_BITS = 24  # token ids are packed into one integer a gram; vocabularies are far below 2**24
-_ID_MASK = (1 << _ID_BITS) - 1
-
-
-class _GramIndex:
-    """Earlier places of every gram of one length: a chain from the latest occurrence back.
-
-    ``previous[i]`` is the position before `i` at which the same gram ended, or -1. The gram that ends at
-    position `i` covers ``tokens[i - n + 1 : i + 1]``. One dictionary read and one write a token.
-    """
-
-    __slots__ = ("_key", "_last", "_mask", "n", "previous")
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.previous: list[int] = []
-        self._last: dict[int, int] = {}
-        self._key = 0
-        self._mask = (1 << (n * _ID_BITS)) - 1
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Index the gram that ends at each new token."""
-        previous, last, key, mask = self.previous, self._last, self._key, self._mask
-        append, get = previous.append, last.get
-        at = len(previous)
-        unfilled = self.n - 1 - at  # positions at the very start at which no gram ends yet
-        for token in tokens:
-            key = ((key << _ID_BITS) | (token & _ID_MASK)) & mask
-            if unfilled > 0:
-                unfilled -= 1
-                append(-1)
-            else:
-                append(get(key, -1))
-                last[key] = at
-            at += 1
-        self._key = key
 
 
 class NgramDrafter:
@@ -89,15 +56,15 @@ class NgramDrafter:
         self.depth = depth
         self.match_length = 0
         self._tokens: list[int] = []
-        self._indexes: tuple[_GramIndex, ...] = ()
+        self._indexes: tuple[GramIndex, ...] = ()
+        self._places: tuple[tuple[int, list[int]], ...] = ()
         self.begin(())
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last sequence and index a prompt; linear in its length."""
-        long_n = 2 * (self.min_n + 1)
-        lengths = (long_n, self.min_n) if long_n <= self.max_n else (self.min_n,)
-        self._indexes = tuple(_GramIndex(n) for n in lengths)
         self._tokens = []
+        self._indexes = tuple(GramIndex(n) for n in self._lengths())
+        self._places = tuple((index.n, index.previous) for index in self._indexes)
         self.match_length = 0
         self.extend(tokens)
 
@@ -109,27 +76,42 @@ class NgramDrafter:
 
     def draft(self, n_max: int) -> Sequence[int]:
         """Guess up to ``min(n_max, self.n_max)`` tokens; asking again without `extend` gives the same."""
+        return self.draft_at(len(self._tokens), n_max)
+
+    def survey(self, tokens: Sequence[int]) -> None:
+        """Take in a finished text at once, for `draft_at`; faster than `begin`, but `extend` may not follow."""
+        self._tokens = list(tokens)
+        array = np.asarray(self._tokens, dtype=np.int64)
+        self._indexes = ()
+        self._places = tuple((n, previous_places(array, n)) for n in self._lengths())
+
+    def draft_at(self, length: int, n_max: int) -> Sequence[int]:
+        """What `draft` gave, or would have given, when only the first `length` tokens were known."""
         n_max = min(n_max, self.n_max)
         self.match_length = 0
-        if n_max < 1 or not self._tokens:
+        if n_max < 1 or length < 1:
             return ()
-        for index in self._indexes:
-            if index.previous[-1] >= 0:
-                end, self.match_length = self._best_place(index)
-                return self._copy(end + 1, n_max)
+        for n, previous in self._places:
+            if previous[length - 1] >= 0:
+                end, self.match_length = self._best_place(previous, length - 1, n)
+                return self._copy(end + 1, length, n_max)
         return ()
 
-    def _best_place(self, index: _GramIndex) -> tuple[int, int]:
-        """End position of the best earlier occurrence, and the length of its match."""
-        tokens, previous, longest = self._tokens, index.previous, self.max_n
-        last = len(tokens) - 1
+    def _lengths(self) -> tuple[int, ...]:
+        """Indexed gram lengths, longest first."""
+        long_n = 2 * (self.min_n + 1)
+        return (long_n, self.min_n) if long_n <= self.max_n else (self.min_n,)
+
+    def _best_place(self, previous: list[int], last: int, n: int) -> tuple[int, int]:
+        """End of the best earlier occurrence of the `n` tokens up to `last`, and the length of its match."""
+        tokens, longest = self._tokens, self.max_n
         best = place = previous[last]
-        matched = index.n - 1  # tokens by which the best place so far agrees; every place has index.n
+        matched = n - 1  # tokens by which the best place so far agrees; every place has n
         for _ in range(self.depth):
             if place < matched:  # too near the start to agree over more tokens
                 break
             if tokens[place - matched] == tokens[last - matched]:
-                length = self._agreement(place, last, index.n)
+                length = self._agreement(place, last, n)
                 if length > matched:
                     best, matched = place, length
                     if length >= longest:
@@ -145,9 +127,9 @@ class NgramDrafter:
             length += 1
         return length
 
-    def _copy(self, start: int, n: int) -> list[int]:
-        """`n` tokens from `start` on, wrapping into the copy itself at the end of what is known."""
-        copied = self._tokens[start : start + n]
+    def _copy(self, start: int, length: int, n: int) -> list[int]:
+        """`n` tokens from `start` on, wrapping into the copy itself at `length`, the end of what is known."""
+        copied = self._tokens[start : min(start + n, length)]
         period = len(copied)
         while len(copied) < n:
             copied += copied[: min(period, n - len(copied))]
