@@ -75,7 +75,8 @@ class RequestFacts:
 
     `turns` are in order of appearance. `max_tokens` is None where the client set no limit.
     `steering` names request fields by which the client itself controls speculation
-    (for example ``draft_model`` or ``speculative.n_max``): such a request is left alone.
+    (for example ``draft_model`` or ``speculative.n_max``): such a request is left alone. `infill` says that
+    the text is to stand between a prefix and a suffix, which are the last turns.
     """
 
     dialect: Dialect
@@ -94,6 +95,7 @@ class RequestFacts:
     audio: int = 0
     thinking: bool | None = None
     steering: tuple[str, ...] = ()
+    infill: bool = False
 
     @property
     def prompt_chars(self) -> int:
