@@ -5,6 +5,7 @@ SpecproxyError
 │   ├── ModelFileError     a model file that is missing, not GGUF, truncated or unsupported
 │   └── PairError          a draft that does not fit its target
 ├── RequestError           a request that cannot be served as asked (HTTP 4xx)
+├── StoreError             the state store failed; the proxy goes on without it
 └── BackendError           something upstream went wrong
     ├── UpstreamConnectError   no connection: nothing was sent, a retry is safe
     ├── UpstreamClosed         the connection ended before the response was complete
@@ -24,6 +25,7 @@ __all__ = [
     "PairError",
     "RequestError",
     "SpecproxyError",
+    "StoreError",
     "UpstreamClosed",
     "UpstreamConnectError",
     "UpstreamProtocolError",
@@ -63,6 +65,10 @@ class RequestError(SpecproxyError):
         super().__init__(message, hint=hint)
         self.status = status
         self.code = code
+
+
+class StoreError(SpecproxyError):
+    """The state store failed; whoever asked may go on without it."""
 
 
 class BackendError(SpecproxyError):
