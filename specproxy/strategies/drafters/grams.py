@@ -2,7 +2,7 @@
 
 Both give a list `previous`: ``previous[i]`` is the latest position before `i` at which the same gram of `n`
 tokens ended, or -1. The gram that ends at position `i` covers ``tokens[i - n + 1 : i + 1]``. Since an entry
-depends on nothing that comes after it, what a drafter would have found at any earlier moment can be asked of the
+depends on nothing that comes after it, what a drafter would have found earlier can be asked of the
 finished list; that is what makes replay fast.
 """
 
