@@ -1,0 +1,123 @@
+"""Hard rules: what is settled before any statistics are looked at.
+
+Every rule is one small function over the situation; it either has nothing to say (None), or narrows the lanes
+down and says why. Rules come in order of precedence: a hazard outranks a pin, since a wrong answer is worse
+than a slow one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specproxy.errors import LaneUnavailable
+from specproxy.records import Decision, Health, Lane, LaneStatus, Situation, Strategy
+
+__all__ = ["HAZARDS", "Narrowed", "apply_rules", "available"]
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """Lanes that the rules leave to choose from. `rule` is empty where no rule applied."""
+
+    lanes: tuple[LaneStatus, ...]
+    rule: str = ""
+    reason: str = ""
+
+
+HAZARDS: tuple[tuple[str, str], ...] = (
+    ("steering", "the request controls speculation itself, so it is left alone"),
+    ("logprobs", "log-probabilities are not reliable under speculation"),
+    ("images", "images and speculation do not go together on llama.cpp"),
+    ("audio", "audio and speculation do not go together on llama.cpp"),
+    ("many", "several completions are asked for at once"),
+)
+"""Workload flags that call for plain decoding, with the reason; all were seen on llama-server."""
+
+
+def hazard(situation: Situation, lanes: Sequence[LaneStatus]) -> Narrowed | None:
+    """Requests with a hazard go to plain; without a plain lane every lane stays, and the reason says so."""
+    for flag, why in HAZARDS:
+        if flag in situation.workload.flags:
+            plain = tuple(s for s in lanes if s.lane.strategy.is_plain)
+            if plain:
+                return Narrowed(plain, "hazard", f"plain, because {why}")
+            return Narrowed(tuple(lanes), "hazard", f"no plain lane to go to, although {why}")
+    return None
+
+
+def pin(situation: Situation, lanes: Sequence[LaneStatus]) -> Narrowed | None:
+    """A strategy (or lane id) that the client asked for; ``auto`` without such a lane leaves the choice to us.
+
+    Raises:
+        LaneUnavailable: no ready lane has that strategy; the message names those that exist.
+    """
+    if situation.pin is None:
+        return None
+    wanted = situation.pin.strip().lower()
+    found = tuple(s for s in lanes if _matches(s.lane, wanted))
+    if found:
+        return Narrowed(found, "pin", f"the client asked for {situation.pin.strip()}")
+    if wanted == "auto":
+        return None
+    names = ", ".join(sorted({s.lane.strategy.name for s in lanes}))
+    raise LaneUnavailable(
+        f"no ready lane has the strategy '{situation.pin}'", hint=f"available strategies: {names}"
+    )
+
+
+def only(situation: Situation, lanes: Sequence[LaneStatus]) -> Narrowed | None:
+    """With one lane there is nothing to choose."""
+    del situation
+    if len(lanes) != 1:
+        return None
+    return Narrowed(tuple(lanes), "only", f"{lanes[0].lane.strategy.name} is the only lane that is ready")
+
+
+Rule = Callable[[Situation, Sequence[LaneStatus]], Narrowed | None]
+RULES: tuple[Rule, ...] = (hazard, pin, only)
+
+
+def available(situation: Situation) -> tuple[LaneStatus, ...]:
+    """Lanes that may take a request now.
+
+    Raises:
+        LaneUnavailable: there is none.
+    """
+    ready = tuple(s for s in situation.lanes if s.health is Health.READY)
+    if not ready:
+        states = ", ".join(f"{s.lane.id} is {s.health}" for s in situation.lanes) or "no lane serves this model"
+        raise LaneUnavailable("no lane can take the request now", hint=states)
+    return ready
+
+
+def apply_rules(situation: Situation) -> Decision | Narrowed:
+    """Settle the request by rule, or return the lanes that are left to the learner.
+
+    A decision comes back where a rule leaves one lane; several lanes with the wanted strategy stay open, with
+    the rule's name and reason.
+
+    Raises:
+        LaneUnavailable: no lane is ready, or none has the pinned strategy.
+    """
+    lanes = available(situation)
+    for rule in RULES:
+        narrowed = rule(situation, lanes)
+        if narrowed is None:
+            continue
+        if len(narrowed.lanes) == 1:
+            return Decision(narrowed.lanes[0].lane, situation.workload, narrowed.rule, narrowed.reason)
+        return narrowed
+    return Narrowed(lanes)
+
+
+def _matches(lane: Lane, wanted: str) -> bool:
+    if wanted == lane.id.lower():
+        return True
+    try:
+        strategy = Strategy.parse(wanted)
+    except ValueError:
+        return False
+    if strategy.n_max is None:
+        return strategy.drafters == lane.strategy.drafters
+    return strategy == lane.strategy

@@ -1,0 +1,94 @@
+"""The learner end to end, in small simulated worlds and at its edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specproxy.records import Outcome, Situation, TempBucket, Workload
+from specproxy.strategies.base import Policy
+from specproxy.strategies.learner import Learner
+from tests.strategies.world import LOSING, MIXED, lane, observe, ready, simulate
+
+CODE = Workload("code", TempBucket.COOL)
+
+
+def test_it_is_a_policy() -> None:
+    """The learner has the shape that the router expects."""
+    assert isinstance(Learner(), Policy)
+
+
+def test_plain_is_measured_first() -> None:
+    """With nothing known the first requests go to plain, and the reason says so."""
+    decision = Learner().choose(Situation(CODE, ready("plain", "mtp"), at=0.0), np.random.default_rng(0))
+    assert (decision.lane.id, decision.rule, decision.propensity) == ("plain", "plain_first", 1.0)
+    assert [c.lane for c in decision.candidates] == ["plain", "mtp"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_comes_close_to_the_oracle(seed: int) -> None:
+    """In a world where each strategy wins some kind, learning costs little, and less later."""
+    run = simulate(Learner(), lambda _: MIXED, 1000, seed)
+    assert run.gap(0, 500) <= 0.05
+    assert run.gap(500, 1000) <= 0.02
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_loses_little_where_everything_loses(seed: int) -> None:
+    """Where plain is always best, 500 requests cost at most a few percent over plain."""
+    assert simulate(Learner(), lambda _: LOSING, 500, seed).loss() <= 0.035
+
+
+def test_the_same_seed_gives_the_same_decisions() -> None:
+    """Nothing but the situation, the state and the generator counts."""
+    first = simulate(Learner(), lambda _: MIXED, 120, 7)
+    second = simulate(Learner(), lambda _: MIXED, 120, 7)
+    assert first.decisions == second.decisions
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outcome": Outcome.TRUNCATED},
+        {"outcome": Outcome.CLIENT_GONE},
+        {"outcome": Outcome.ERROR},
+        {"load_s": 2.0},
+        {"strategy": "ngram", "repeat": True},
+        {"decode_s": None},
+        {"output_tokens": 1},
+    ],
+)
+def test_samples_that_teach_nothing_about_speed_are_dropped(change: dict[str, object]) -> None:
+    """Truncated, loaded, repeated or untimed requests leave every arm as it was."""
+    from dataclasses import replace
+
+    learner = Learner()
+    for _ in range(5):
+        learner.learn_one(observe(lane("plain"), CODE))
+        learner.learn_one(observe(lane("ngram"), CODE))
+    before = {t: m["arms"] for t, m in learner.dump()["targets"].items()}
+    learner.learn_one(replace(observe(lane("ngram"), CODE, tpt=0.5), **change))  # type: ignore[arg-type]
+    assert {t: m["arms"] for t, m in learner.dump()["targets"].items()} == before
+
+
+def test_load_gives_the_same_decisions() -> None:
+    """A dumped and loaded learner goes on exactly as the original does."""
+    import json
+
+    first = Learner()
+    simulate(first, lambda _: MIXED, 200, 3)
+    second = Learner()
+    second.load(json.loads(json.dumps(first.dump())))
+    assert (
+        simulate(second, lambda _: MIXED, 100, 4).decisions
+        == simulate(first, lambda _: MIXED, 100, 4).decisions
+    )
+
+
+@pytest.mark.parametrize("state", [{}, {"format": "x"}, {"format": "specproxy-learner", "version": 99}])
+def test_foreign_or_newer_state_is_refused(state: dict[str, object]) -> None:
+    """The caller gets a ValueError, and the learner stays usable."""
+    learner = Learner()
+    with pytest.raises(ValueError, match="state"):
+        learner.load(state)
+    assert learner.choose(Situation(CODE, ready("plain"), at=0.0), np.random.default_rng(0)).lane.id == "plain"
