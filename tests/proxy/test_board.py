@@ -1,0 +1,181 @@
+"""The board's sums, ratios and what survives a restart."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specproxy.proxy.board import MAX_CELLS, RECENT, Board, Cell, ratio_to_plain
+from specproxy.records import Outcome, TempBucket, Workload
+from tests.proxy.samples import NGRAM, PLAIN, decision, observation
+
+times = st.lists(st.floats(0.001, 0.5), min_size=1, max_size=20)
+
+
+def cell(per_token: list[float]) -> Cell:
+    made = Cell()
+    for value in per_token:
+        made.add(observation(per_token=value))
+    return made
+
+
+def test_sums_of_complete_requests() -> None:
+    """Acceptance and speed are ratios of sums, not means of ratios."""
+    board = Board()
+    board.observe(observation(NGRAM, 0.01, draft_tokens=10, accepted_tokens=9))
+    board.observe(observation(NGRAM, 0.03, draft_tokens=90, accepted_tokens=1))
+    [(key, seen, _, share)] = board.rows()
+    assert key == ("m.gguf", "code/greedy", "ngram", "ngram", "fp-ngram")
+    assert seen.acceptance == pytest.approx(0.1)
+    assert seen.tok_s == pytest.approx(200 / 4)
+    assert (seen.n, share) == (2, 1.0)
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.COMPLETE])
+def test_failures_count_but_teach_nothing(outcome: Outcome) -> None:
+    """An aborted or failed request shows in n and outcomes, and in no speed."""
+    seen = Cell()
+    seen.add(observation(outcome=outcome, draft_tokens=5))
+    assert (seen.n, seen.complete, seen.drafted, seen.tok_s) == (1, 0, 0, None)
+    assert seen.outcomes == {str(outcome): 1}
+
+
+def test_a_load_inside_a_request_is_kept_out_of_speed() -> None:
+    """Time that contains a model load says nothing about decoding."""
+    seen = Cell()
+    seen.add(observation(load_s=3.0))
+    assert (seen.complete, seen.tok_s, seen.mean_log) == (1, None, None)
+
+
+@given(times, times)
+def test_ratio_is_of_geometric_means_and_inside_its_interval(lane: list[float], plain: list[float]) -> None:
+    """The ratio is e^(mean log gap); the interval encloses it and exists from two samples a side."""
+    found = ratio_to_plain(cell(lane), cell(plain))
+    assert found is not None
+    expected = math.exp(sum(map(math.log, lane)) / len(lane) - sum(map(math.log, plain)) / len(plain))
+    assert found.ratio == pytest.approx(expected)
+    if len(lane) > 1 and len(plain) > 1:
+        assert found.lo is not None
+        assert found.hi is not None
+        assert found.lo <= found.ratio * (1 + 1e-9)
+        assert found.hi >= found.ratio * (1 - 1e-9)
+    else:
+        assert (found.lo, found.hi) == (None, None)
+
+
+def test_interval_covers_the_truth() -> None:
+    """Of 400 simulated pairs of lanes, about 95% of the intervals hold the true ratio."""
+    import numpy as np
+
+    rng = np.random.default_rng(7)
+    hits = 0
+    for _ in range(400):
+        lane = cell(list(np.exp(rng.normal(-4.2, 0.2, 30))))
+        plain = cell(list(np.exp(rng.normal(-4.0, 0.2, 30))))
+        found = ratio_to_plain(lane, plain)
+        assert found is not None
+        assert found.lo is not None
+        assert found.hi is not None
+        hits += found.lo <= math.exp(-0.2) <= found.hi
+    assert 0.91 <= hits / 400 <= 0.98
+
+
+@given(times, times)
+def test_merging_cells_equals_counting_all_in_one(a: list[float], b: list[float]) -> None:
+    """Temperatures of a kind add up exactly."""
+    merged, whole = cell(a), cell(a + b)
+    merged.merge(cell(b))
+    for name in Cell.__slots__:
+        assert getattr(merged, name) == pytest.approx(getattr(whole, name)), name
+
+
+def test_merging_into_an_empty_cell_keeps_times() -> None:
+    """An empty cell has no first time that could win."""
+    empty = Cell()
+    empty.merge(cell([0.1]))
+    assert (empty.first_at, empty.last_at) == (1000.0, 1000.0)
+
+
+def test_share_is_of_the_workload_and_ratio_against_plain() -> None:
+    """A lane's share counts requests of its own workload only; plain has no ratio."""
+    board = Board()
+    for _ in range(3):
+        board.observe(observation(NGRAM, 0.01))
+    board.observe(observation(PLAIN, 0.02))
+    board.observe(observation(PLAIN, workload=Workload("prose", TempBucket.WARM)))
+    rows = {(k[1], k[2]): (ratio, share) for k, _, ratio, share in board.rows()}
+    assert rows["code/greedy", "ngram"][1] == 0.75
+    ratio = rows["code/greedy", "ngram"][0]
+    assert ratio is not None
+    assert ratio.ratio == pytest.approx(0.5)
+    assert rows["code/greedy", "plain"] == (None, 0.25)
+    assert rows["prose/warm", "plain"] == (None, 1.0)
+
+
+def test_saved_time_counts_gains_and_losses() -> None:
+    """One second decoded at half of plain's time saves one; two at twice its time lose one."""
+    board = Board()
+    board.observe(observation(PLAIN, 0.02))
+    board.observe(observation(NGRAM, 0.01))
+    assert board.saved_s() == pytest.approx(1.0)
+    board = Board()
+    board.observe(observation(PLAIN, 0.01))
+    board.observe(observation(NGRAM, 0.02))
+    assert board.saved_s() == pytest.approx(-1.0)
+
+
+def test_other_fingerprints_are_left_out() -> None:
+    """What an earlier set-up measured does not mix with today's lanes."""
+    board = Board()
+    board.observe(observation(NGRAM, 0.01))
+    board.observe(observation(replace(PLAIN, fingerprint="old"), 0.02))
+    [(key, _, ratio, share)] = board.rows({"fp-ngram", "fp-plain"})
+    assert (key[4], ratio, share) == ("fp-ngram", None, 1.0)
+
+
+def test_dump_and_load_give_the_same_board() -> None:
+    """State goes through JSON and back without loss."""
+    board = Board()
+    board.observe(observation(NGRAM, 0.013, draft_tokens=7, accepted_tokens=3))
+    board.observe(observation(PLAIN, outcome=Outcome.CLIENT_GONE))
+    other = Board()
+    other.load(json.loads(json.dumps(board.dump())))
+    assert other.cells == board.cells
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"format": 99, "cells": []}, {"format": 1}, {"format": 1, "cells": [["a"]]}]
+)
+def test_foreign_state_is_refused(state: dict[str, object]) -> None:
+    """Damaged or newer state is a ValueError and leaves the board as it was."""
+    board = Board()
+    board.observe(observation())
+    with pytest.raises(ValueError, match="board state"):
+        board.load(state)
+    assert len(board.cells) == 1
+
+
+def test_memory_is_bounded() -> None:
+    """Neither cells nor recent requests grow without end."""
+    board = Board()
+    for n in range(MAX_CELLS + 10):
+        board.observe(observation(target=f"t{n}", request_id=str(n)))
+    assert len(board.cells) == MAX_CELLS
+    assert len(board.recent(10_000)) == RECENT
+    assert board.recent(1)[0]["id"] == str(MAX_CELLS + 9)
+
+
+def test_recent_rows_hold_the_reason_and_numbers() -> None:
+    """Newest first, with the decision's sentence."""
+    board = Board()
+    board.observe(observation(request_id="a"))
+    board.observe(observation(NGRAM, 0.01, request_id="b"), decision())
+    first, second = board.recent()
+    assert (first["id"], first["reason"], second["reason"]) == ("b", "ngram is expected to be fastest", "")
+    assert first["tok_s"] == pytest.approx(100)
+    assert board.recent(0) == []
