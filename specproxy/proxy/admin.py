@@ -1,0 +1,169 @@
+"""specproxy's own routes, all under /specproxy/: health, status, recent, explain, metrics and a page.
+
+The handlers know nothing of the HTTP server: a request comes in as method, target, headers and body, and a
+`Reply` goes out. Nothing here starts, stops or changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+import orjson
+
+from specproxy.errors import RequestError, SpecproxyError
+from specproxy.proxy import metrics
+from specproxy.proxy.board import RECENT, Board
+from specproxy.proxy.guard import Guard
+from specproxy.records import Decision, LaneStatus
+
+__all__ = ["PREFIX", "Admin", "Reply", "View", "decision_json"]
+
+PREFIX = "/specproxy/"
+EXPLAIN_PATH_HEADER = "x-path"
+DEFAULT_EXPLAIN_PATH = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What to send. Content-Length is the server's part."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class View(Protocol):
+    """What the admin routes look at; the service implements it."""
+
+    board: Board
+
+    def lanes(self) -> Sequence[LaneStatus]:
+        """Every lane as it is now."""
+        ...
+
+    def status(self, *, everything: bool = False) -> dict[str, Any]:
+        """What `specproxy status` shows, as JSON-serialisable data; `everything` adds earlier set-ups."""
+        ...
+
+    def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Decision:
+        """Where a request would go, without running it or learning from it.
+
+        Raises:
+            RequestError: it is no request that would be routed.
+            LaneUnavailable: no lane could take it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    query: dict[str, list[str]]
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+
+
+class Admin:
+    """Answers requests under `PREFIX`."""
+
+    def __init__(self, view: View, guard: Guard) -> None:
+        self._view = view
+        self._guard = guard
+        self._routes: dict[str, tuple[str, Callable[[_Call], Reply]]] = {
+            "": ("GET", self._page),
+            "health": ("GET", self._health),
+            "metrics": ("GET", self._metrics),
+            "api/status": ("GET", self._status),
+            "api/recent": ("GET", self._recent),
+            "api/explain": ("POST", self._explain),
+        }
+
+    def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Answer one request; `headers` must look names up without regard to case. Bad input never raises."""
+        parts = urlsplit(target)
+        name = parts.path.removeprefix(PREFIX.rstrip("/")).lstrip("/")
+        try:
+            if name != "health":  # tells nothing, and container probes have no token
+                self._guard.check(headers)
+            if name not in self._routes:
+                raise RequestError("no such page", status=404, code="not_found", hint=f"see {PREFIX}")
+            verb, handler = self._routes[name]
+            if method not in (verb, "HEAD" if verb == "GET" else verb):
+                raise RequestError(f"use {verb} here", status=405, code="method_not_allowed")
+            reply = handler(_Call(parse_qs(parts.query), headers, body))
+        except RequestError as error:
+            return _refusal(error.status, error.code, str(error))
+        except SpecproxyError as error:
+            return _refusal(503, "unavailable", str(error))
+        return Reply(reply.status, b"", reply.content_type, reply.headers) if method == "HEAD" else reply
+
+    def _page(self, _call: _Call) -> Reply:
+        page = resources.files("specproxy.proxy").joinpath("page.html").read_bytes()
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        headers = (
+            ("Content-Security-Policy", f"{policy}; frame-ancestors 'none'"),
+            ("Cache-Control", "no-cache"),
+        )
+        return Reply(200, page, "text/html; charset=utf-8", headers)
+
+    def _health(self, _call: _Call) -> Reply:
+        return _json({"status": "ok"})
+
+    def _metrics(self, _call: _Call) -> Reply:
+        return Reply(200, metrics.render(self._view.board, self._view.lanes()), metrics.CONTENT_TYPE)
+
+    def _status(self, call: _Call) -> Reply:
+        return _json(self._view.status(everything=call.query.get("all", ["0"])[-1] not in ("0", "")))
+
+    def _recent(self, call: _Call) -> Reply:
+        given = call.query.get("limit", [str(RECENT)])[-1]
+        if not given.isdecimal():
+            raise RequestError("limit should be a whole number")
+        return _json({"recent": self._view.board.recent(int(given))})
+
+    def _explain(self, call: _Call) -> Reply:
+        path = call.headers.get(EXPLAIN_PATH_HEADER) or DEFAULT_EXPLAIN_PATH
+        return _json(decision_json(self._view.explain(path, call.headers, call.body)))
+
+
+def decision_json(decision: Decision) -> dict[str, Any]:
+    """A decision as JSON-serialisable data."""
+    return {
+        "lane": decision.lane.id,
+        "strategy": decision.lane.strategy.name,
+        "target": decision.lane.target,
+        "workload": decision.workload.key,
+        "flags": sorted(decision.workload.flags),
+        "signals": list(decision.workload.signals),
+        "rule": decision.rule,
+        "reason": decision.reason,
+        "propensity": decision.propensity,
+        "candidates": [
+            {
+                "lane": c.lane,
+                "strategy": c.strategy,
+                "ratio": c.ratio,
+                "ratio_lo": c.ratio_lo,
+                "ratio_hi": c.ratio_hi,
+                "n": c.n,
+                "expected_s": c.expected_s,
+                "allowed": c.allowed,
+                "note": c.note,
+            }
+            for c in decision.candidates
+        ],
+    }
+
+
+def _json(data: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+    headers = (("Cache-Control", "no-store"), *headers)
+    return Reply(status, orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS), headers=headers)
+
+
+def _refusal(status: int, code: str, message: str) -> Reply:
+    headers = (("WWW-Authenticate", 'Basic realm="specproxy"'),) if status == 401 else ()
+    return _json({"error": {"message": message, "type": code}}, status, headers)
