@@ -94,7 +94,7 @@ def test_counts_add_up(prompt: list[int], output: list[int], n_max: int, limited
 def test_known_counts() -> None:
     """A hand-checked case: one draft accepted whole, one refused at its second guess, one refused at once."""
     output = [10, 11, 12, 13, 14, 15, 16, 17]
-    # known: prompt and first token. [11 12] right, own 13; [14 99] half right, own 15; [0] wrong, own 16; own 17
+    # [11 12] is right, then own 13; [14 99] half right, own 15; [0] wrong, own 16; no draft, own 17
     drafter = Scripted({3: [11, 12], 6: [14, 99], 8: [0]})
     result = replay([1, 2], output, drafter, 4)
     assert (result.steps, result.tokens, result.drafted, result.accepted) == (4, 7, 5, 3)
