@@ -71,9 +71,8 @@ class Endpoint:
 
     @cached_property
     def _host_line(self) -> bytes:
-        return (
-            b" HTTP/1.1\r\nHost: " + self.authority.encode("ascii" if self.host.isascii() else "idna") + b"\r\n"
-        )
+        authority = self.authority.encode("ascii" if self.host.isascii() else "idna")
+        return b" HTTP/1.1\r\nHost: " + authority + b"\r\n"
 
     def head_of(self, request: UpstreamRequest) -> bytes:
         """Request line and headers as they go on the wire, with the empty line."""

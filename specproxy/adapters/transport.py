@@ -132,9 +132,10 @@ class HttpTransport:
             message = f"no connection to {endpoint.url} within {endpoint.connect_timeout_s:g} s"
             raise UpstreamConnectError(message) from error
         except OSError as error:
-            raise UpstreamConnectError(
-                f"cannot connect to {endpoint.url}: {error.strerror or error}"
-            ) from error
+            # a failed look-up has codes of its own, and several addresses make an error without one
+            code = error.errno or 0
+            reason = os.strerror(code) if code > 0 else error.strerror or str(error)
+            raise UpstreamConnectError(f"cannot connect to {endpoint.url}: {reason}") from error
         return made[1]
 
     def _tls_context(self) -> ssl.SSLContext | None:

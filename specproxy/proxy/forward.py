@@ -1,0 +1,248 @@
+"""Takes one request to an upstream and its response back.
+
+A request is routed, with one retry on plain, if its path is a known inference route and its body is JSON of a
+moderate size. Everything else goes to the default lane as it comes: body streamed, nothing looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+from aiohttp import web
+
+from specproxy.adapters.base import Headers, UpstreamRequest
+from specproxy.adapters.tasks import Tasks
+from specproxy.errors import (
+    BackendError,
+    RequestError,
+    SpecproxyError,
+    UpstreamClosed,
+    UpstreamConnectError,
+    UpstreamProtocolError,
+)
+from specproxy.proxy.bodies import pump, read_up_to, too_long
+from specproxy.proxy.client import RelayResponse
+from specproxy.proxy.dialects import read_facts
+from specproxy.proxy.headers import OWN_PREFIX, Inbound, header_value
+from specproxy.proxy.relay import Attempt, HeldBack
+from specproxy.proxy.router import Router, Ticket
+from specproxy.proxy.splice import splice
+from specproxy.proxy.tap import Tap
+from specproxy.records import Dialect, Lane, Outcome, RequestFacts
+
+__all__ = ["Call", "Forwarder", "Limits", "status_for"]
+
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})  # idempotent by RFC 9110
+_REQUEST_ID = b"X-Specproxy-Request-Id"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """In bytes. A body above `inspect` is not read to classify it; one above `body` is refused with 413."""
+
+    inspect: int = 8 * 1024 * 1024
+    body: int = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A client's request, and the response that it gets. `target` is the raw request target in origin form."""
+
+    request: web.BaseRequest
+    response: RelayResponse
+    target: str
+    inbound: Inbound
+    dialect: Dialect | None
+
+
+class Forwarder:
+    """Forwards calls. Raises what could not be answered; the caller renders it."""
+
+    def __init__(self, router: Router, tasks: Tasks, limits: Limits) -> None:
+        self._router = router
+        self._tasks = tasks
+        self._limits = limits
+
+    async def forward(self, call: Call) -> None:
+        """Forward a request and relay its response.
+
+        Raises:
+            BackendError: no upstream answered, or it broke off; `call.response.started` tells which.
+            RequestError: the request cannot be served as asked.
+        """
+        inbound, content = call.inbound, call.request.content
+        if inbound.length is not None and inbound.length > self._limits.body:
+            raise too_long(self._limits.body)
+        if inbound.expects_continue and not content.is_eof():
+            call.response.interim(_CONTINUE)
+        readable = call.dialect is not None and not inbound.encoded
+        if not readable or (inbound.length or 0) > self._limits.inspect:
+            pieces, whole = await read_up_to(content, 0) if content.is_eof() else ([], False)
+            await self._pass_on(call, pieces, whole)
+            return
+        pieces, whole = await read_up_to(content, self._limits.inspect)
+        now = perf_counter()
+        body = b"".join(pieces)
+        facts = read_facts(call.dialect, body) if whole and call.dialect is not None else None
+        if facts is None:
+            await self._pass_on(call, pieces, whole)
+        else:
+            await self._route(call, facts, body, now)
+
+    # --- routed ---
+
+    async def _route(self, call: Call, facts: RequestFacts, body: bytes, now: float) -> None:
+        router = self._router
+        ticket = router.route(facts, pin=call.inbound.pin, now=now)
+        del facts  # holds the prompt
+        tried: list[Attempt] = []
+        outcome: Outcome | None = Outcome.CLIENT_GONE
+        status = 0
+        try:
+            await self._try_lanes(call, ticket, body, tried)
+            outcome = None
+        except BackendError as error:
+            outcome = Outcome.TRUNCATED if call.response.started else Outcome.UNREACHABLE
+            status = status_for(error)
+            router.lane_failed(ticket.lane, error)
+            raise
+        except asyncio.CancelledError:
+            if call.response.connected:
+                outcome = Outcome.TRUNCATED  # we are being shut down
+            raise
+        finally:
+            self._conclude(call, ticket, tried[-1] if tried else None, outcome, status)
+
+    async def _try_lanes(self, call: Call, ticket: Ticket, body: bytes, tried: list[Attempt]) -> None:
+        """Run on the chosen lane, and once more on plain if that fails before the client has seen a byte."""
+        may_retry = ticket.plain is not None
+        tried.append(self._attempt(call, ticket, body, hold_errors=may_retry))
+        try:
+            await tried[-1].run()
+        except (UpstreamConnectError, UpstreamClosed, HeldBack) as error:
+            if call.response.started or not may_retry:
+                raise
+            failed = ticket.lane
+            self._router.fall_back(ticket, str(error))
+            if isinstance(error, BackendError):
+                self._router.lane_failed(failed, error)
+            tried.append(self._attempt(call, ticket, body, hold_errors=False))
+            await tried[-1].run()
+
+    def _attempt(self, call: Call, ticket: Ticket, body: bytes, *, hold_errors: bool) -> Attempt:
+        lane = ticket.lane
+        if lane.overrides or lane.upstream_model:
+            body = splice(body, model=lane.upstream_model, fields=lane.overrides)
+        upstream = UpstreamRequest(
+            call.request.method,
+            call.target,
+            _headers_for(lane, call.inbound.headers, ticket.id),
+            body,
+            len(body),
+            replayable=True,
+        )
+        now = perf_counter()
+        attempt = Attempt(
+            call.response,
+            tap=Tap(call.dialect, tokens_per_event=self._router.tokens_per_event(lane), started=now),
+            extra=_explain(ticket, now),
+            hold_errors=hold_errors,
+        )
+        attempt.begin(partial(ticket.backend.open, upstream, lane))
+        return attempt
+
+    def _conclude(
+        self, call: Call, ticket: Ticket, attempt: Attempt | None, outcome: Outcome | None, status: int
+    ) -> None:
+        """Make the request's one Observation. `outcome` is None where the reply itself tells it."""
+        now = perf_counter()
+        status = call.response.status_sent or status
+        tap = attempt.tap if attempt is not None else None
+        reply = tap.finish(now) if tap is not None and call.response.started else None
+        if outcome is None:
+            if status >= 400 or (reply is not None and reply.error):
+                outcome = Outcome.ERROR
+            else:
+                outcome = Outcome.COMPLETE if reply is not None and reply.complete else Outcome.TRUNCATED
+        events = tap.content_events if tap is not None else 0
+        self._router.finish(ticket, outcome, now=now, status=status, reply=reply, events=events)
+
+    # --- passed on unread ---
+
+    async def _pass_on(self, call: Call, pieces: Sequence[bytes], whole: bool) -> None:
+        """Relay without looking; `pieces` were read already, and are all of the body if `whole`."""
+        backend, lane = self._router.default()
+        method = call.request.method
+        body = b"".join(pieces) if whole else None
+        upstream = UpstreamRequest(
+            method,
+            call.target,
+            _headers_for(lane, call.inbound.headers, ""),
+            body,
+            call.inbound.length,
+            replayable=whole and (method in _REPEATABLE or call.dialect is not None),
+        )
+        attempt = Attempt(call.response)
+        attempt.begin(partial(backend.open, upstream, lane))
+        upload = None
+        if not whole:
+            upload = self._tasks.spawn(self._upload(call, pieces, attempt), name="upload")
+        try:
+            await attempt.run()
+        except BackendError as error:
+            self._router.lane_failed(lane, error)
+            raise
+        finally:
+            if upload is not None:
+                upload.cancel()
+                await asyncio.wait((upload,))
+
+    async def _upload(self, call: Call, pieces: Sequence[bytes], attempt: Attempt) -> None:
+        assert attempt.exchange is not None
+        try:
+            await pump(pieces, call.request.content, attempt.exchange, limit=self._limits.body)
+        except BackendError:
+            return  # the response, or its failure, says what happened
+        except RequestError as error:
+            attempt.give_up(error)
+
+
+def status_for(error: SpecproxyError) -> int:
+    """The HTTP status that an error of ours is answered with."""
+    if isinstance(error, RequestError):
+        return error.status
+    if isinstance(error, UpstreamClosed | UpstreamProtocolError):
+        return 502
+    return 503 if isinstance(error, BackendError) else 500
+
+
+def _headers_for(lane: Lane, headers: Headers, request_id: str) -> Headers:
+    """The client's headers with the lane's own in place of those of the same name.
+
+    A lane whose headers are of our own family runs in our engine, which wants the request's id too.
+    """
+    if not lane.headers:
+        return headers
+    own = tuple((name.encode("ascii"), value.encode("utf-8")) for name, value in lane.headers)
+    names = {name.lower() for name, _ in own}
+    if request_id and any(name.startswith(OWN_PREFIX) for name in names):
+        own += ((_REQUEST_ID, request_id.encode("ascii")),)
+    return tuple(item for item in headers if item[0].lower() not in names) + own
+
+
+def _explain(ticket: Ticket, now: float) -> Headers:
+    """Response headers that say what was decided and what it cost."""
+    lane = header_value(ticket.lane.id)
+    spent_ms = (now - ticket.started) * 1e3
+    return (
+        (b"X-Specproxy-Lane", lane),
+        (b"X-Specproxy-Strategy", header_value(ticket.lane.strategy.name)),
+        (b"X-Specproxy-Workload", header_value(ticket.workload.key)),
+        (b"X-Specproxy-Reason", header_value(f"{ticket.decision.rule}: {ticket.decision.reason}")),
+        (b"Server-Timing", b'specproxy;dur=%.3f;desc="%b"' % (spent_ms, lane.replace(b'"', b"'"))),
+    )

@@ -1,0 +1,158 @@
+"""What happens to a request: it is ours to answer, or goes to an upstream; what goes wrong is answered here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Protocol
+
+from aiohttp import web
+
+from specproxy.adapters.tasks import Tasks
+from specproxy.errors import LaneUnavailable, RequestError, SpecproxyError
+from specproxy.proxy.bodies import read_up_to
+from specproxy.proxy.client import RelayResponse
+from specproxy.proxy.dialects import dialect_of, render_error
+from specproxy.proxy.forward import Call, Forwarder, Limits, status_for
+from specproxy.proxy.headers import read_inbound
+from specproxy.proxy.router import Router
+
+__all__ = ["ADMIN_PREFIX", "AdminReply", "AdminRoutes", "Handlers", "origin_form"]
+
+log = logging.getLogger(__name__)
+
+ADMIN_PREFIX = "/specproxy"
+_MAX_ADMIN_BODY = 16 * 1024 * 1024
+
+
+class AdminReply(Protocol):
+    """A whole reply to a request of our own."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+    @property
+    def content_type(self) -> str: ...
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]: ...
+
+
+class AdminRoutes(Protocol):
+    """What answers under ``/specproxy/``."""
+
+    def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> AdminReply:
+        """Answer one request; never raises for bad input, never blocks."""
+        ...
+
+
+class Handlers:
+    """Answers every request that arrives. `guard` raises RequestError for one that may not be served."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        admin: AdminRoutes | None = None,
+        guard: Callable[[Mapping[str, str]], None] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._tasks = Tasks()
+        self._forwarder = Forwarder(router, self._tasks, limits or Limits())
+        self._admin = admin
+        self._guard = guard
+        self._active = 0
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+        self._closing = False
+
+    @property
+    def active(self) -> int:
+        """Requests being forwarded now."""
+        return self._active
+
+    async def drain(self, grace_s: float) -> bool:
+        """Refuse new requests and wait up to `grace_s` seconds for those in flight; returns whether all ended."""
+        self._closing = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """End what still runs in the background."""
+        await self._tasks.aclose()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request. aiohttp cancels it when the client leaves."""
+        target = origin_form(request.raw_path)
+        path = target.partition("?")[0]
+        if self._admin is not None and (path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")):
+            return await self._answer(self._admin, request, target)
+        inbound = read_inbound(request.raw_headers)
+        call = Call(request, RelayResponse(request), target, inbound, dialect_of(request.method, path))
+        self._active += 1
+        self._idle.clear()
+        try:
+            await self._serve(call)
+        except SpecproxyError as error:
+            self._refuse(call, error)
+        except ConnectionError:
+            call.response.cut()  # the client has gone
+        except Exception:
+            log.exception("a request could not be handled")
+            self._refuse(call, SpecproxyError("specproxy failed to handle this request; its log says why"))
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+        return call.response
+
+    async def _serve(self, call: Call) -> None:
+        if self._guard is not None:
+            self._guard(call.request.headers)
+        if call.request.method == "CONNECT":
+            raise RequestError("specproxy is not a forward proxy", status=405, code="method_not_allowed")
+        if self._closing:
+            call.response.force_close()
+            raise LaneUnavailable("specproxy is shutting down")
+        await self._forwarder.forward(call)
+        if self._closing:
+            call.response.force_close()
+
+    def _refuse(self, call: Call, error: SpecproxyError) -> None:
+        """Answer with an error in the client's dialect, or cut a response short that has begun."""
+        response = call.response
+        if response.started:
+            response.cut()
+            return
+        if not call.request.content.is_eof():
+            response.force_close()  # what is left of the body would be taken for the next request
+        path = call.target.partition("?")[0]
+        status, headers, body = render_error(call.dialect, path, error, status_for(error))
+        response.send(status, HTTPStatus(status).phrase.encode("ascii"), headers, body)
+
+    async def _answer(self, admin: AdminRoutes, request: web.BaseRequest, target: str) -> web.StreamResponse:
+        pieces, whole = await read_up_to(request.content, _MAX_ADMIN_BODY)
+        if not whole:
+            raise web.HTTPRequestEntityTooLarge(max_size=_MAX_ADMIN_BODY, actual_size=_MAX_ADMIN_BODY + 1)
+        reply = admin.handle(request.method, target, request.headers, b"".join(pieces))
+        headers = {"Content-Type": reply.content_type, **dict(reply.headers)}
+        return web.Response(status=reply.status, body=reply.body, headers=headers)
+
+
+def origin_form(target: str) -> str:
+    """A raw request target in origin form: ``http://host/path?q`` becomes ``/path?q``; ``*`` stays."""
+    if target.startswith("/") or "://" not in target:
+        return target
+    rest = target.partition("://")[2]
+    start = min((i for i in (rest.find("/"), rest.find("?")) if i >= 0), default=len(rest))
+    path = rest[start:]
+    return path if path.startswith("/") else "/" + path

@@ -1,0 +1,97 @@
+"""Which headers go on, and which belong to one connection only. Names and values stay raw bytes throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specproxy.adapters.base import Headers
+
+__all__ = ["OWN_PREFIX", "PIN_HEADER", "Inbound", "header_value", "read_inbound", "response_headers"]
+
+OWN_PREFIX = b"x-specproxy-"  # headers of ours: requests keep them from the upstream
+PIN_HEADER = b"x-specproxy-strategy"
+
+# RFC 9110 section 7.6.1. Trailer stays: trailers are passed on.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_WRITTEN_BY_TRANSPORT = frozenset({b"host", b"content-length"})
+_NEVER_NAMED = frozenset({b"content-length", b"content-type"})  # a Connection header cannot take these away
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """A client's request headers, sorted out. `headers` are for the upstream."""
+
+    headers: Headers
+    pin: str | None = None
+    expects_continue: bool = False
+    length: int | None = None  # Content-Length
+    encoded: bool = False  # the body has a Content-Encoding
+
+
+def read_inbound(raw: Headers) -> Inbound:
+    """Keep what is end to end, in the client's order and spelling, and note what the proxy itself needs."""
+    kept: list[tuple[bytes, bytes]] = []
+    named: set[bytes] = set()
+    pin = None
+    length = None
+    expects_continue = encoded = False
+    for item in raw:
+        name = item[0].lower()
+        if name == b"connection":
+            named |= _tokens(item[1])
+        elif name in _HOP_BY_HOP:
+            continue
+        elif name in _WRITTEN_BY_TRANSPORT:
+            length = int(item[1]) if name == b"content-length" else length
+        elif name.startswith(OWN_PREFIX):
+            if name == PIN_HEADER:
+                pin = item[1].decode("utf-8", "replace").strip()
+        elif name == b"expect" and item[1].lower() == b"100-continue":
+            expects_continue = True
+        else:
+            encoded = encoded or name == b"content-encoding"
+            kept.append(item)
+    return Inbound(_without(kept, named), pin, expects_continue, length, encoded)
+
+
+def response_headers(raw: Headers) -> Headers:
+    """An upstream's headers that go on to the client."""
+    kept: list[tuple[bytes, bytes]] = []
+    named: set[bytes] = set()
+    for item in raw:
+        name = item[0].lower()
+        if name == b"connection":
+            named |= _tokens(item[1])
+        elif name not in _HOP_BY_HOP:
+            kept.append(item)
+    return _without(kept, named)
+
+
+def header_value(text: str, limit: int = 300) -> bytes:
+    """Any text as a header value: one line of ASCII, at most `limit` bytes."""
+    line = text[:limit]
+    if not (line.isascii() and line.isprintable()):
+        line = "".join(c if " " <= c <= "~" else " " if c.isspace() else "?" for c in line)
+    return line.strip().encode("ascii")
+
+
+def _tokens(value: bytes) -> set[bytes]:
+    return {token.strip().lower() for token in value.split(b",")}
+
+
+def _without(headers: list[tuple[bytes, bytes]], named: set[bytes]) -> Headers:
+    unwanted = named - _NEVER_NAMED - {b"close", b"keep-alive", b"upgrade", b"te"}
+    if not unwanted:
+        return tuple(headers)
+    return tuple(item for item in headers if item[0].lower() not in unwanted)

@@ -1,0 +1,121 @@
+"""The relay proper: one attempt to have a request answered by one backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from specproxy.adapters.base import Exchange, Headers, ResponseHead, Sink
+from specproxy.errors import BackendError, SpecproxyError
+from specproxy.proxy.client import RelayResponse
+from specproxy.proxy.tap import Tap
+
+__all__ = ["Attempt", "HeldBack"]
+
+
+class HeldBack(Exception):
+    """The upstream answered with a server error, which the client was not shown so that a retry may follow."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class Attempt:
+    """Carries one response from an exchange to the client, in the read callback of the upstream (a `Sink`).
+
+    `tap` sees every byte after it has been written, so that reading it costs the client nothing. `extra` are
+    headers of ours. With `hold_errors` a head with a status of 500 or more is not written: `run` raises.
+    """
+
+    def __init__(
+        self, response: RelayResponse, *, tap: Tap | None = None, extra: Headers = (), hold_errors: bool = False
+    ) -> None:
+        self.response = response
+        self.tap = tap
+        self.exchange: Exchange | None = None
+        self._extra = extra
+        self._hold_errors = hold_errors
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Future[None] | None = None
+        self._blocked = False
+        self._over = False
+        self._error: SpecproxyError | HeldBack | None = None
+
+    def begin(self, opener: Callable[[Sink], Exchange]) -> Exchange:
+        """Open the exchange."""
+        self.exchange = opener(self)
+        return self.exchange
+
+    async def run(self) -> None:
+        """Wait until the response has been passed on. Cancelling closes the upstream connection at once.
+
+        Raises:
+            BackendError: the exchange broke; `response.started` says whether the client has seen anything.
+            SpecproxyError: what `give_up` was called with.
+            HeldBack: a server error was held back.
+            ConnectionError: the client has gone.
+        """
+        exchange = self.exchange
+        assert exchange is not None, "begin comes first"
+        try:
+            while not self._over:
+                self._news = self._loop.create_future()
+                await self._news
+                if self._blocked:
+                    await self.response.drained()
+                    self._blocked = False
+                    exchange.resume()
+        finally:
+            if not self._over:
+                self._over = True
+                exchange.abort()
+        if self._error is not None:
+            raise self._error
+
+    def give_up(self, error: SpecproxyError) -> None:
+        """Close the upstream connection and have `run` raise `error`, unless all is over already."""
+        if not self._over:
+            assert self.exchange is not None
+            self.exchange.abort()
+            self._conclude(error)
+
+    # --- Sink ---
+
+    def head(self, head: ResponseHead) -> None:
+        if self._hold_errors and head.status >= 500:
+            assert self.exchange is not None
+            self.exchange.abort()
+            self._conclude(HeldBack(head.status))
+            return
+        self.response.start(head, self._extra)
+        if self.tap is not None:
+            self._loop.call_soon(self.tap.head, head.status, head.headers, perf_counter())
+
+    def data(self, parts: Sequence[bytes]) -> None:
+        response = self.response
+        response.body(parts)
+        if self.tap is not None:
+            self._loop.call_soon(self.tap.feed, parts, perf_counter())
+        if response.blocked and not self._blocked:
+            assert self.exchange is not None
+            self._blocked = True
+            self.exchange.pause()
+            self._wake()
+
+    def end(self, trailers: Headers) -> None:
+        self.response.finish(trailers)
+        self._conclude(None)
+
+    def fail(self, error: BackendError) -> None:
+        self._conclude(error)
+
+    def _conclude(self, error: SpecproxyError | HeldBack | None) -> None:
+        self._over = True
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)

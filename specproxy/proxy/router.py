@@ -1,0 +1,401 @@
+"""Chooses a lane for each request, and turns what came of it into exactly one Observation.
+
+No I/O and no clock of its own: instants are arguments, on one monotonic clock (`now`), except `at`, which comes
+from the `wall` clock that is passed in. Prompt text is looked at in `route` and not kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specproxy.adapters.base import Backend
+from specproxy.errors import BackendError, LaneUnavailable, RequestError, SpecproxyError
+from specproxy.proxy.load import Load, Stay
+from specproxy.proxy.repeats import RepeatMemory
+from specproxy.proxy.tap import ReplyFacts
+from specproxy.records import (
+    Control,
+    Decision,
+    Health,
+    Lane,
+    LaneStatus,
+    Observation,
+    Outcome,
+    RequestFacts,
+    Situation,
+    Strategy,
+    TimingSource,
+    Workload,
+)
+from specproxy.strategies.base import Policy
+from specproxy.strategies.classify import classify
+
+__all__ = ["LaneErrorListener", "Listener", "Router", "Ticket"]
+
+log = logging.getLogger(__name__)
+
+Listener = Callable[[Observation, Decision | None], None]
+LaneErrorListener = Callable[[Lane, BackendError], None]
+
+_MAY_TRY = (Health.READY, Health.UNHEALTHY, Health.STARTING)
+_FEW_EVENTS = 5  # a stream shorter than this says little about tokens per event
+_EVENT_RATE = 0.1  # weight of the newest stream in the running mean of tokens per event
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A request on its way: what was decided, and what the Observation will need. Holds no prompt text.
+
+    `lane`, `backend` and `decision` change when it falls back to plain. `known` is false for a model that no
+    lane names: such a request goes to the default lane, and nothing is learned from it.
+    """
+
+    id: str
+    workload: Workload
+    backend: Backend
+    decision: Decision
+    streamed: bool
+    prompt_tokens: int
+    started: float
+    stay: Stay
+    repeat: bool
+    known: bool = True
+    plain: LaneStatus | None = None  # where a retry may go
+    finished: bool = False
+
+    @property
+    def lane(self) -> Lane:
+        """Where it runs."""
+        return self.decision.lane
+
+
+class Router:
+    """Lanes of all backends, the policy that chooses among them, and the listeners that hear what came of it.
+
+    `primary` names the backend to which everything goes that is not routed (the first one by default).
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        policy: Policy,
+        *,
+        rng: np.random.Generator,
+        primary: str | None = None,
+        wall: Callable[[], float] = time.time,
+        repeats: RepeatMemory | None = None,
+    ) -> None:
+        self.policy = policy
+        self.load = Load()
+        self._backends = list(backends)
+        self._rng = rng
+        self._primary = primary
+        self._wall = wall
+        self._repeats = repeats or RepeatMemory()
+        self._in_flight: dict[str, int] = {}
+        self._per_event: dict[str, float] = {}
+        self._listeners: list[Listener] = []
+        self._error_listeners: list[LaneErrorListener] = []
+        self._ids = itertools.count(1)
+        self._run = f"{self._rng.integers(1 << 32):08x}"
+
+    # --- what surrounds it ---
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """The backends, the first one first."""
+        return tuple(self._backends)
+
+    def set_backends(self, backends: Sequence[Backend]) -> None:
+        """Replace the backends; requests in flight stay where they are."""
+        self._backends = list(backends)
+
+    def on_observation(self, listener: Listener) -> None:
+        """Call `listener` with every Observation and its Decision (None where none was reached)."""
+        self._listeners.append(listener)
+
+    def on_lane_error(self, listener: LaneErrorListener) -> None:
+        """Call `listener` whenever a lane could not be reached or broke a response off."""
+        self._error_listeners.append(listener)
+
+    def lanes(self) -> tuple[LaneStatus, ...]:
+        """Every lane as it is now, with the requests that we have in flight on it."""
+        return tuple(self._counted(status) for backend in self._backends for status in backend.lanes())
+
+    def default(self) -> tuple[Backend, Lane]:
+        """Where a request goes that is not routed: a plain lane of the primary backend if it has one.
+
+        Raises:
+            LaneUnavailable: there is no backend.
+        """
+        backend = next((b for b in self._backends if b.name == self._primary), None)
+        if backend is None:
+            if not self._backends:
+                raise LaneUnavailable("no upstream is configured")
+            backend = self._backends[0]
+        status = _safest(backend.lanes())
+        if status is not None:
+            return backend, status.lane
+        return backend, Lane("default", backend.name, "", Strategy(), Control.OBSERVE, fingerprint="")
+
+    def tokens_per_event(self, lane: Lane) -> float:
+        """Tokens that one content event of this lane's streams has stood for lately."""
+        return self._per_event.get(lane.id, 1.0)
+
+    # --- one request ---
+
+    def route(self, facts: RequestFacts, *, pin: str | None, now: float) -> Ticket:
+        """Decide where a request runs. Every ticket must come back through `finish`.
+
+        Raises:
+            RequestError: 400, the pinned strategy does not exist here.
+            LaneUnavailable: no lane can take it now.
+        """
+        workload = classify(facts)
+        request_id = f"{self._run}{next(self._ids):08x}"
+        statuses = self._lanes_for(facts.model)
+        target = statuses[0].lane.target if statuses else facts.model or ""
+        repeat = self._repeats.add(self._repeats.digest(target, facts.turns))
+        stay = self.load.enter(now)
+        try:
+            if statuses:
+                situation = self._situation(facts, workload, statuses, pin, repeat, request_id)
+                decision = self._decide(situation)
+            else:
+                decision = self._unnamed(workload)
+        except SpecproxyError as error:
+            self.load.leave(stay, now)
+            self._refused(request_id, workload, target, facts.stream, error)
+            raise
+        lane = decision.lane
+        self._in_flight[lane.id] = self._in_flight.get(lane.id, 0) + 1
+        return Ticket(
+            id=request_id,
+            workload=workload,
+            backend=self._backend_of(lane),
+            decision=decision,
+            streamed=facts.stream,
+            prompt_tokens=facts.prompt_tokens_estimate,
+            started=now,
+            stay=stay,
+            repeat=repeat,
+            known=bool(statuses),
+            plain=_plain_beside(lane, statuses),
+        )
+
+    def preview(self, facts: RequestFacts, *, pin: str | None = None) -> Decision:
+        """What `route` would decide, without counting or remembering anything.
+
+        Raises:
+            RequestError: 400, the pinned strategy does not exist here.
+            LaneUnavailable: no lane can take it now.
+        """
+        workload = classify(facts)
+        statuses = self._lanes_for(facts.model)
+        if not statuses:
+            return self._unnamed(workload)
+        repeat = self._repeats.knows(self._repeats.digest(statuses[0].lane.target, facts.turns))
+        return self._decide(self._situation(facts, workload, statuses, pin, repeat, ""))
+
+    def fall_back(self, ticket: Ticket, error: str) -> bool:
+        """Move a ticket to plain after its lane failed; returns False where there is no other plain lane."""
+        status, ticket.plain = ticket.plain, None
+        if status is None:
+            return False
+        self._leave_lane(ticket.lane)
+        self._in_flight[status.lane.id] = self._in_flight.get(status.lane.id, 0) + 1
+        reason = f"{ticket.lane.id} failed ({error}), so plain answers"
+        ticket.decision = dataclasses.replace(
+            ticket.decision, lane=status.lane, rule="fallback", reason=reason, propensity=1.0
+        )
+        ticket.backend = self._backend_of(status.lane)
+        return True
+
+    def lane_failed(self, lane: Lane, error: BackendError) -> None:
+        """Tell the listeners that a lane could not be reached or broke off."""
+        for listener in self._error_listeners:
+            _call(listener, lane, error)
+
+    def finish(
+        self,
+        ticket: Ticket,
+        outcome: Outcome,
+        *,
+        now: float,
+        status: int = 0,
+        reply: ReplyFacts | None = None,
+        events: int = 0,
+    ) -> Observation:
+        """Conclude a request: learn from it and tell the listeners. Once for each ticket.
+
+        `reply` is what the tap read, `events` the content events that it saw.
+        """
+        assert not ticket.finished, "a ticket is finished once"
+        ticket.finished = True
+        self._leave_lane(ticket.lane)
+        seen = self._observe(ticket, outcome, status, reply or ReplyFacts(), now)
+        self._learn_events(seen, events)
+        if ticket.known:
+            _call(self.policy.learn_one, seen)
+        for listener in self._listeners:
+            _call(listener, seen, ticket.decision)
+        return seen
+
+    # --- parts ---
+
+    def _lanes_for(self, model: str | None) -> tuple[LaneStatus, ...]:
+        """Lanes of the model's target: those that name it, else those that take any name."""
+        statuses = self.lanes()
+        named = [s for s in statuses if model in s.lane.models]
+        fitting = named or [s for s in statuses if not s.lane.models or model is None]
+        if not fitting:
+            return ()
+        target = fitting[0].lane.target
+        return tuple(s for s in fitting if s.lane.target == target)
+
+    def _situation(
+        self,
+        facts: RequestFacts,
+        workload: Workload,
+        statuses: tuple[LaneStatus, ...],
+        pin: str | None,
+        repeat: bool,
+        request_id: str,
+    ) -> Situation:
+        return Situation(
+            workload=workload,
+            lanes=tuple(s for s in statuses if s.health is Health.READY) or statuses,
+            at=self._wall(),
+            prompt_tokens=facts.prompt_tokens_estimate,
+            max_tokens=facts.max_tokens,
+            in_flight=self.load.in_flight,
+            pin=pin,
+            repeat=repeat,
+            request_id=request_id,
+        )
+
+    def _decide(self, situation: Situation) -> Decision:
+        """The policy's choice. Without a ready lane the safest other one is tried: health may lag behind."""
+        if situation.lanes[0].health is not Health.READY:
+            status = _safest(situation.lanes)
+            if status is None:
+                states = ", ".join(f"{s.lane.id} is {s.health}" for s in situation.lanes)
+                raise LaneUnavailable("no lane can take the request now", hint=states)
+            reason = f"no lane is ready, and {status.lane.id} is {status.health}"
+            return Decision(status.lane, situation.workload, "unready", reason)
+        try:
+            return self.policy.choose(situation, self._rng)
+        except LaneUnavailable as error:
+            if situation.pin is None:
+                raise
+            raise RequestError(error.message, hint=error.hint) from error
+        except Exception:
+            log.exception("the policy failed")
+            status = _safest(situation.lanes) or situation.lanes[0]
+            return Decision(status.lane, situation.workload, "policy_failed", "the policy failed; see the log")
+
+    def _unnamed(self, workload: Workload) -> Decision:
+        """For a model that no lane names: the default lane, whose own answer is the truth."""
+        _, lane = self.default()
+        return Decision(lane, workload, "unknown_model", "no lane names this model")
+
+    def _backend_of(self, lane: Lane) -> Backend:
+        return next(b for b in self._backends if b.name == lane.backend)
+
+    def _counted(self, status: LaneStatus) -> LaneStatus:
+        ours = self._in_flight.get(status.lane.id, 0)
+        return dataclasses.replace(status, in_flight=ours) if ours != status.in_flight else status
+
+    def _leave_lane(self, lane: Lane) -> None:
+        left = self._in_flight.pop(lane.id, 1) - 1
+        if left > 0:
+            self._in_flight[lane.id] = left
+
+    def _observe(
+        self, ticket: Ticket, outcome: Outcome, status: int, reply: ReplyFacts, now: float
+    ) -> Observation:
+        lane = ticket.lane
+        return Observation(
+            request_id=ticket.id,
+            at=self._wall(),
+            workload=ticket.workload,
+            lane=lane.id,
+            strategy=lane.strategy.name,
+            fingerprint=lane.fingerprint,
+            target=lane.target,
+            outcome=outcome,
+            rule=ticket.decision.rule,
+            status=status,
+            streamed=ticket.streamed,
+            source=reply.source,
+            ttft_s=None if reply.ttft_at is None else max(0.0, reply.ttft_at - ticket.started),
+            total_s=now - ticket.started,
+            prompt_tokens=reply.prompt_tokens or ticket.prompt_tokens,
+            cached_tokens=reply.cached_tokens,
+            output_tokens=reply.output_tokens,
+            prefill_s=reply.prefill_s,
+            decode_s=reply.decode_s,
+            draft_tokens=reply.draft_tokens,
+            accepted_tokens=reply.accepted_tokens,
+            load_s=reply.load_s,
+            concurrency=self.load.leave(ticket.stay, now),
+            repeat=ticket.repeat,
+            propensity=ticket.decision.propensity,
+            weight=reply.weight,
+        )
+
+    def _refused(
+        self, request_id: str, workload: Workload, target: str, streamed: bool, error: SpecproxyError
+    ) -> None:
+        """The one Observation of a request that no lane took."""
+        asked_wrong = isinstance(error, RequestError)
+        seen = Observation(
+            request_id=request_id,
+            at=self._wall(),
+            workload=workload,
+            lane="",
+            strategy="",
+            fingerprint="",
+            target=target,
+            outcome=Outcome.ERROR if asked_wrong else Outcome.UNREACHABLE,
+            rule="pin" if asked_wrong else "unavailable",
+            status=error.status if isinstance(error, RequestError) else 503,
+            streamed=streamed,
+            weight=0.0,
+        )
+        for listener in self._listeners:
+            _call(listener, seen, None)
+
+    def _learn_events(self, seen: Observation, events: int) -> None:
+        counted = seen.source in (TimingSource.SERVER, TimingSource.USAGE)
+        if counted and seen.outcome is Outcome.COMPLETE and events >= _FEW_EVENTS:
+            old = self._per_event.get(seen.lane, 1.0)
+            self._per_event[seen.lane] = old + _EVENT_RATE * (seen.output_tokens / events - old)
+
+
+def _safest(statuses: Sequence[LaneStatus]) -> LaneStatus | None:
+    """The lane to try without statistics: ready before unready, then plain before others, then the first."""
+    usable = [s for s in statuses if s.health in _MAY_TRY]
+    return min(usable, key=lambda s: (_MAY_TRY.index(s.health), not s.lane.strategy.is_plain), default=None)
+
+
+def _plain_beside(lane: Lane, statuses: Sequence[LaneStatus]) -> LaneStatus | None:
+    """Another lane of the same target that is plain and ready; None for a request that is on plain already."""
+    if lane.strategy.is_plain:
+        return None
+    return next((s for s in statuses if s.lane.strategy.is_plain and s.health is Health.READY), None)
+
+
+def _call(function: Callable[..., object], *args: object) -> None:
+    """Call a listener; its failure is logged and costs the client nothing."""
+    try:
+        function(*args)
+    except Exception:
+        log.exception("a listener failed")
