@@ -4,9 +4,9 @@ A deterministic drafter's guess is accepted exactly if it equals the token that 
 and whoever generated the text: under sample-and-match verification the target samples its own token at every
 position, and compares. So n-gram lanes are judged on every request without ever being tried.
 
-Steps are counted as the servers do: the first output token comes out of prefill; then every step verifies a
+Steps are counted as llama-server does: the first output token comes out of prefill; then every step verifies a
 draft, emits the accepted part and one token of the target's own. The last step is censored: where the text
-ended within an accepted draft (a stop), the rest of that draft was never judged.
+ended within a draft (a stop), its last token counts as the step's own, and the rest was never judged.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ class ReplayResult:
     Attributes:
         tokens: output tokens that decoding produced: all but the first, which came out of prefill.
         steps: decoding steps.
-        drafted, accepted: tokens, counted as llama-server's ``draft_n`` and ``draft_n_accepted``.
+        drafted, accepted: tokens, as llama-server's ``draft_n`` and ``draft_n_accepted``; steps and accepted
+            tokens together are `tokens`.
         widths: ``widths[k]`` steps had a draft of `k` tokens, so they verified ``k + 1``.
         by_position: ``(accepted, tried)`` by position in the draft; a guess is tried if all before it in
-            the draft were accepted, so the quotient is the chance *given* that. Guesses beyond the end of
-            the text count as not tried.
+            the draft were accepted, so the quotient is the chance *given* that. Censored guesses count as
+            not tried.
         by_match: the same by the drafter's match length, index 0 being its shortest; empty for a drafter
             that has none.
-        censored: guesses of the last step that were never judged, because the text ended before them.
+        censored: guesses of the last step that were never judged, because the text ended.
     """
 
     tokens: int
@@ -173,7 +174,7 @@ class _Tally:
             return 1
         output = self.output
         room = len(output) - at
-        judged = size if size < room else room
+        judged = size if size < room else room - 1  # the last token of a text is always a step's own
         accepted = 0
         while accepted < judged and draft[accepted] == output[at + accepted]:
             accepted += 1
@@ -188,7 +189,7 @@ class _Tally:
             counts[1] += accepted + refused
         if not refused and judged < size:
             self.censored = size - judged
-        return accepted + 1 if accepted < room else room
+        return accepted + 1
 
     def result(self, min_n: int | None) -> ReplayResult:
         """The counts as a record; `min_n` is the shortest match length, None for a drafter without one."""

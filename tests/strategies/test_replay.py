@@ -79,8 +79,7 @@ def test_counts_add_up(prompt: list[int], output: list[int], n_max: int, limited
     limit = len(output) if limited else None
     for drafter in drafters():
         result = replay(prompt, output, drafter, n_max, max_tokens=limit)
-        own = result.tokens - result.accepted  # a text that ends inside a draft lacks the last step's own token
-        assert own in ((result.steps - 1,) if result.censored else (result.steps, result.steps - 1))
+        assert result.tokens == result.steps + result.accepted
         assert sum(k * count for k, count in enumerate(result.widths)) == result.drafted
         assert sum(result.widths) == result.steps
         assert sum(hit for hit, _ in result.by_position) == result.accepted
@@ -105,10 +104,10 @@ def test_known_counts() -> None:
 
 
 def test_last_step_is_censored() -> None:
-    """Guesses beyond the end of the text were drafted, but neither accepted nor refused."""
+    """Where a text ends inside a draft its last token is the step's own; the rest was never judged."""
     result = replay([], [5, 6, 7], Scripted({1: [6, 7, 8, 9]}), 4)
-    assert (result.steps, result.drafted, result.accepted, result.censored) == (1, 4, 2, 2)
-    assert result.by_position == ((1, 1), (1, 1))
+    assert (result.steps, result.drafted, result.accepted, result.censored) == (1, 4, 1, 3)
+    assert result.by_position == ((1, 1),)
 
 
 def test_a_refused_guess_is_not_censored() -> None:
