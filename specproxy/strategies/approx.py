@@ -1,10 +1,10 @@
 """Replay without token ids: pieces of text in their place, and what that is worth.
 
-Where the server's tokens can't be had, text is cut into pieces about as long as tokens: a space with up to six
-letters, single digits, short runs of punctuation. An n-gram drafter finds nearly the same repeats in pieces as
-in tokens. On 34 prompts of nine kinds with SmolLM2 (1.0 tokens a piece on average) the replayed log time ratio was
-off by 0.01 on average, with a standard deviation of 0.05 against 0.36 between requests; on other vocabularies
-`Calibration` finds out, wherever both kinds of replay are at hand.
+Where the server's tokens can't be had, text is cut into pieces about as long as tokens: a space with up to
+six letters, single digits, short runs of punctuation. An n-gram drafter finds nearly the same repeats in
+pieces as in tokens. On 34 prompts of nine kinds with SmolLM2 (1.0 tokens a piece on average) the replayed log
+time ratio was off by 0.01 on average, with a standard deviation of 0.05 against 0.36 between requests; on
+other vocabularies `Calibration` finds out, wherever both kinds of replay are at hand.
 """
 
 from __future__ import annotations
