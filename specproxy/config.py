@@ -115,7 +115,7 @@ class LimitSettings(_Section):
 
     body: Size = 1024**3
     """Longest request body, in bytes or as 100MB; more is answered with 413."""
-    inspect: Size = 64 * 1024**2
+    inspect: Size = 8 * 1024**2
     """Longest request body that is read as a whole to classify it; more is passed on in pieces, on plain."""
 
 
@@ -137,6 +137,8 @@ class Settings(_Section):
     """Port to listen on; 0 takes a free one."""
     token: SecretStr | None = None
     """Secret that clients send as `Authorization: Bearer …` or `X-Specproxy-Token`. Best set by environment."""
+    origins: tuple[str, ...] = ()
+    """Web origins whose pages may call besides this machine's, such as https://chat.example; * is all."""
     upstream: tuple[Url, ...] = ()
     """Base URLs of running servers. None and no model: the usual ports are probed."""
     model: str | None = None
@@ -174,9 +176,9 @@ class Settings(_Section):
     def _split_upstream(cls, value: object) -> object:
         return () if value is None else _items(value)
 
-    @field_validator("strategies", mode="before")
+    @field_validator("strategies", "origins", mode="before")
     @classmethod
-    def _split_strategies(cls, value: object) -> object:
+    def _split(cls, value: object) -> object:
         return _items(value)
 
     @field_validator("strategies")

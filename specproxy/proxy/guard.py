@@ -1,4 +1,4 @@
-"""Who may talk to us: a token where one is configured, else a Host that no foreign web page can bring about."""
+"""Who may talk to us: a token where one is configured, else only what no foreign web page can bring about."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import binascii
 import hmac
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
 
 from specproxy.errors import RequestError
 
@@ -17,24 +18,27 @@ TOKEN_HEADER = "x-specproxy-token"  # noqa: S105 (the name of a header)
 
 
 class Guard:
-    """Checks request headers.
+    """Checks request headers, of relayed requests and of our own routes.
 
     With a token, it must come as ``X-Specproxy-Token``, as a bearer token, or as the password of basic
     authentication (which is how a browser sends it); comparison takes the same time for every wrong token.
-    Without one we listen on loopback only, and the danger is DNS rebinding: a page of a foreign site whose name
-    suddenly resolves to 127.0.0.1. Its requests carry that name in Host, so only names that no stranger can own
-    are accepted.
+
+    Without one we listen on loopback only, and the danger is a web page in the user's own browser. Its requests
+    carry its site in Origin; where its name was made to resolve to 127.0.0.1 (DNS rebinding), they carry that
+    name in Host. Both must be names that no stranger can own, or be in `origins` (``https://chat.example``;
+    ``*`` is all). Ollama does the same check, but never sees these headers from us.
     """
 
-    def __init__(self, token: str | None = None, *, names: frozenset[str] = frozenset()) -> None:
+    def __init__(self, token: str | None = None, *, origins: Iterable[str] = ()) -> None:
         self._token = token.encode() if token else None
-        self._names = names | {"localhost", socket.gethostname().lower()}
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self._names = {"localhost", socket.gethostname().lower()}
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Let the request pass, or raise. `headers` must look names up without regard to case.
 
         Raises:
-            RequestError: 401 for a missing or wrong token, 403 for a foreign Host.
+            RequestError: 401 for a missing or wrong token, 403 for a foreign Host or Origin.
         """
         if self._token is not None:
             if not any(hmac.compare_digest(given, self._token) for given in _given(headers)):
@@ -44,21 +48,34 @@ class Guard:
                     code="authentication_error",
                     hint="send it as Authorization: Bearer … or X-Specproxy-Token",
                 )
-        elif not self._is_ours(headers.get("Host", "")):
-            raise RequestError(
-                "this Host may not be used here",
-                status=403,
-                code="permission_error",
-                hint="use 127.0.0.1 or localhost, or start specproxy with a token",
+            return
+        if not self._is_ours(_without_port(headers.get("Host", ""))):
+            raise _forbidden(
+                "this Host may not be used here", "use 127.0.0.1 or localhost, or start with a token"
             )
+        origin = headers.get("Origin")
+        if origin is not None and not self._may_call(origin.lower()):
+            raise _forbidden("pages of this Origin may not call here", "allow it with the setting origins")
+
+    def _may_call(self, origin: str) -> bool:
+        if origin in self._origins or "*" in self._origins:
+            return True
+        parts = urlsplit(origin)
+        if parts.scheme in ("http", "https"):
+            return self._is_ours(parts.netloc and _without_port(parts.netloc))
+        return bool(parts.scheme)  # an app's or extension's own scheme; "null" has none
 
     def _is_ours(self, host: str) -> bool:
-        name = _without_port(host).lower().rstrip(".")
+        name = host.lower().rstrip(".")
         try:
             ipaddress.ip_address(name.strip("[]"))
         except ValueError:
             return name in self._names or name.endswith((".localhost", ".internal"))
         return True  # an address cannot be rebound: the browser really went there
+
+
+def _forbidden(message: str, hint: str) -> RequestError:
+    return RequestError(message, status=403, code="permission_error", hint=hint)
 
 
 def _given(headers: Mapping[str, str]) -> list[bytes]:
@@ -72,7 +89,7 @@ def _given(headers: Mapping[str, str]) -> list[bytes]:
     elif scheme.lower() == "basic":
         try:
             found.append(base64.b64decode(value, validate=True).partition(b":")[2])
-        except binascii.Error:
+        except (binascii.Error, ValueError):
             return found
     return found
 

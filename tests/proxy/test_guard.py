@@ -53,9 +53,32 @@ def test_no_host_at_all_is_refused() -> None:
     assert status(Guard()) == 403
 
 
-def test_configured_names_pass() -> None:
-    """A name that the operator listens on counts as ours."""
-    assert status(Guard(names=frozenset({"gpu.example"})), Host="gpu.example") == 200
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:3000", "http://127.0.0.1", "https://[::1]:8", "http://app.localhost", "app://obsidian.md",
+        "vscode-webview://1a2b", "chrome-extension://abc", "tauri://localhost",
+    ],
+)  # fmt: skip
+def test_origins_that_may_call(origin: str) -> None:
+    """Pages of this machine, and apps and extensions with a scheme of their own."""
+    assert status(Guard(), Host="127.0.0.1", Origin=origin) == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "http://evil.example:11434", "null", "", "http://", "https:"]
+)
+def test_foreign_origins_are_refused(origin: str) -> None:
+    """A page of another site must not make the model work, or pull and delete models."""
+    assert status(Guard(), Host="127.0.0.1", Origin=origin) == 403
+
+
+def test_configured_origins_may_call() -> None:
+    """An origin in the settings passes, its neighbours don't; * lets all pass."""
+    guard = Guard(origins=["https://Chat.example/"])
+    assert status(guard, Host="localhost", Origin="https://chat.example") == 200
+    assert status(guard, Host="localhost", Origin="https://chat.example.org") == 403
+    assert status(Guard(origins=["*"]), Host="localhost", Origin="https://x.example") == 200
 
 
 def basic(password: str) -> str:
@@ -67,8 +90,8 @@ def basic(password: str) -> str:
     [{"X_Specproxy_Token": "s3cret"}, {"Authorization": "Bearer s3cret"}, {"Authorization": basic("s3cret")}],
 )
 def test_the_token_is_taken_in_three_ways(headers: dict[str, str]) -> None:
-    """Own header, bearer and basic; then Host does not matter."""
-    assert status(Guard("s3cret"), Host="anything.example", **headers) == 200
+    """Own header, bearer and basic; then neither Host nor Origin matters."""
+    assert status(Guard("s3cret"), Host="anything.example", Origin="https://x.example", **headers) == 200
 
 
 @pytest.mark.parametrize(
