@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from specproxy.records import Decision, Observation, Outcome
 
-__all__ = ["TPT_BOUNDS", "TTFT_BOUNDS", "Board", "Cell", "Ratio", "ratio_to_plain"]
+__all__ = ["TPT_BOUNDS", "TTFT_BOUNDS", "Board", "BoardRow", "Cell", "Ratio", "ratio_to_plain"]
 
 FORMAT = 1
 RECENT = 200  # decisions that are remembered
@@ -27,6 +28,7 @@ TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30
 TPT_BOUNDS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5)  # seconds a token
 
 Key = tuple[str, str, str, str, str]  # target, workload, lane, strategy, fingerprint
+Group = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
@@ -157,18 +159,45 @@ class Ratio:
     hi: float | None
 
 
-def ratio_to_plain(cell: Cell, plain: Cell | None) -> Ratio | None:
-    """Geometric mean of time per token over plain's, from unpaired requests of the same workload.
+def ratio_to_plain(pairs: Iterable[tuple[Cell, Cell]]) -> Ratio | None:
+    """Geometric mean of time per token over plain's, from unpaired requests of the same workloads.
 
-    The interval is Welch's on the log scale, with the normal quantile. None where either side has nothing.
+    `pairs` are (lane's cell, plain's cell), one for each workload: log gaps are averaged, weighted by the
+    lane's samples, so that another mix of workloads on the two lanes cannot pass for a difference in speed. The
+    interval is Welch's on the log scale, with the normal quantile; workloads with fewer than two samples on
+    either side count only where there is no other. None where nothing can be compared.
     """
-    if plain is None or cell.mean_log is None or plain.mean_log is None:
+    gaps = []
+    for cell, plain in pairs:
+        if cell.mean_log is not None and plain.mean_log is not None:
+            known = cell.log_variance is not None and plain.log_variance is not None
+            variance = (cell.log_variance or 0.0) + (plain.log_variance or 0.0) if known else None
+            gaps.append((cell.mean_log - plain.mean_log, variance, cell.samples))
+    if not gaps:
         return None
-    gap = cell.mean_log - plain.mean_log
-    if cell.log_variance is None or plain.log_variance is None:
-        return Ratio(math.exp(gap), None, None)
-    half = Z95 * math.sqrt(cell.log_variance + plain.log_variance)
-    return Ratio(math.exp(gap), math.exp(gap - half), math.exp(gap + half))
+    sound = [(gap, variance, weight) for gap, variance, weight in gaps if variance is not None]
+    if not sound:
+        return Ratio(math.exp(sum(g * w for g, _, w in gaps) / sum(w for _, _, w in gaps)), None, None)
+    total = sum(w for _, _, w in sound)
+    mean = sum(g * w for g, _, w in sound) / total
+    half = Z95 * math.sqrt(sum(v * (w / total) ** 2 for _, v, w in sound))
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRow:
+    """A line of the board. `workload` is a workload's key or, if kinds were asked for, its kind.
+
+    `share` is of the requests of this workload and target, `ratio` None for plain.
+    """
+
+    target: str
+    workload: str
+    lane: str
+    strategy: str
+    cell: Cell
+    ratio: Ratio | None
+    share: float
 
 
 class Board:
@@ -180,7 +209,8 @@ class Board:
 
     def observe(self, seen: Observation, decision: Decision | None = None) -> None:
         """Count a finished request; `decision` adds its reason to the recent ones."""
-        key = (seen.target, seen.workload.key, seen.lane, seen.strategy, seen.fingerprint)
+        target = seen.target if seen.lane else ""  # without a lane it is a name that the client made up
+        key = (target, seen.workload.key, seen.lane, seen.strategy, seen.fingerprint)
         cell = self.cells.get(key)
         if cell is None and len(self.cells) < MAX_CELLS:
             cell = self.cells[key] = Cell()
@@ -193,38 +223,43 @@ class Board:
         rows = list(self._recent)[-limit:] if limit > 0 else []
         return rows[::-1]
 
-    def rows(
-        self, fingerprints: Iterable[str] | None = None
-    ) -> Iterator[tuple[Key, Cell, Ratio | None, float]]:
-        """Each cell with its ratio to plain and its share of the workload's requests.
+    def rows(self, fingerprints: Iterable[str] | None = None, *, by_kind: bool = False) -> list[BoardRow]:
+        """Lanes' cells by workload, or by kind (temperatures together).
 
         With `fingerprints`, only those groups: what the lanes of today have shown.
         """
         wanted = None if fingerprints is None else set(fingerprints)
-        chosen = {k: c for k, c in self.cells.items() if wanted is None or k[4] in wanted}
+        lanes: dict[Group, dict[str, Cell]] = {}  # (target, shown workload, lane, strategy) → workload → cell
         plain: dict[tuple[str, str], Cell] = {}
         totals: dict[tuple[str, str], int] = {}
-        for (target, workload, _, strategy, _), cell in chosen.items():
-            totals[target, workload] = totals.get((target, workload), 0) + cell.n
+        for (target, workload, lane, strategy, fingerprint), cell in sorted(self.cells.items()):
+            if wanted is not None and fingerprint not in wanted:
+                continue
+            shown = workload.partition("/")[0] if by_kind else workload
+            lanes.setdefault((target, shown, lane, strategy), {}).setdefault(workload, Cell()).merge(cell)
+            totals[target, shown] = totals.get((target, shown), 0) + cell.n
             if strategy == "plain":
                 plain.setdefault((target, workload), Cell()).merge(cell)
-        for key, cell in sorted(chosen.items()):
-            group = key[0], key[1]
-            ratio = None if key[3] == "plain" else ratio_to_plain(cell, plain.get(group))
-            yield key, cell, ratio, cell.n / totals[group]
+        return [_row(group, cells, plain, totals[group[:2]]) for group, cells in lanes.items()]
 
     def saved_s(self, fingerprints: Iterable[str] | None = None) -> float:
         """Decode seconds saved against plain at its mean speed on the same workload; losses count too."""
-        return sum(
-            cell.decode_s * (1 / ratio.ratio - 1)
-            for _, cell, ratio, _ in self.rows(fingerprints)
-            if ratio is not None
-        )
+        rows = self.rows(fingerprints)
+        return sum(row.cell.decode_s * (1 / row.ratio.ratio - 1) for row in rows if row.ratio is not None)
+
+    def since(self) -> dict[str, float]:
+        """When the statistics of each fingerprint begin (seconds since the epoch)."""
+        found: dict[str, float] = {}
+        for (*_, fingerprint), cell in self.cells.items():
+            found[fingerprint] = min(cell.first_at, found.get(fingerprint, math.inf))
+        return found
 
     def dump(self) -> dict[str, Any]:
         """All cells as JSON-serialisable data."""
         names = list(Cell.__slots__)
-        cells = [[*key, {name: getattr(cell, name) for name in names}] for key, cell in self.cells.items()]
+        cells = [
+            [*key, {name: copy(getattr(cell, name)) for name in names}] for key, cell in self.cells.items()
+        ]
         return {"format": FORMAT, "cells": cells}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -240,6 +275,18 @@ class Board:
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"board state is damaged: {error}") from error
         self.cells = cells
+
+
+def _row(
+    group: Group, cells: Mapping[str, Cell], plain: Mapping[tuple[str, str], Cell], total: int
+) -> BoardRow:
+    target, shown, lane, strategy = group
+    whole = Cell()
+    for cell in cells.values():
+        whole.merge(cell)
+    pairs = [(cell, plain[target, name]) for name, cell in cells.items() if (target, name) in plain]
+    ratio = None if strategy == "plain" else ratio_to_plain(pairs)
+    return BoardRow(target, shown, lane, strategy, whole, ratio, whole.n / total)
 
 
 def _recent_row(seen: Observation, decision: Decision | None) -> dict[str, Any]:

@@ -29,11 +29,11 @@ def test_sums_of_complete_requests() -> None:
     board = Board()
     board.observe(observation(NGRAM, 0.01, draft_tokens=10, accepted_tokens=9))
     board.observe(observation(NGRAM, 0.03, draft_tokens=90, accepted_tokens=1))
-    [(key, seen, _, share)] = board.rows()
-    assert key == ("m.gguf", "code/greedy", "ngram", "ngram", "fp-ngram")
-    assert seen.acceptance == pytest.approx(0.1)
-    assert seen.tok_s == pytest.approx(200 / 4)
-    assert (seen.n, share) == (2, 1.0)
+    [row] = board.rows()
+    assert (row.target, row.workload, row.lane, row.strategy) == ("m.gguf", "code/greedy", "ngram", "ngram")
+    assert row.cell.acceptance == pytest.approx(0.1)
+    assert row.cell.tok_s == pytest.approx(200 / 4)
+    assert (row.cell.n, row.share) == (2, 1.0)
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.COMPLETE])
@@ -55,7 +55,7 @@ def test_a_load_inside_a_request_is_kept_out_of_speed() -> None:
 @given(times, times)
 def test_ratio_is_of_geometric_means_and_inside_its_interval(lane: list[float], plain: list[float]) -> None:
     """The ratio is e^(mean log gap); the interval encloses it and exists from two samples a side."""
-    found = ratio_to_plain(cell(lane), cell(plain))
+    found = ratio_to_plain([(cell(lane), cell(plain))])
     assert found is not None
     expected = math.exp(sum(map(math.log, lane)) / len(lane) - sum(map(math.log, plain)) / len(plain))
     assert found.ratio == pytest.approx(expected)
@@ -77,7 +77,7 @@ def test_interval_covers_the_truth() -> None:
     for _ in range(400):
         lane = cell(list(np.exp(rng.normal(-4.2, 0.2, 30))))
         plain = cell(list(np.exp(rng.normal(-4.0, 0.2, 30))))
-        found = ratio_to_plain(lane, plain)
+        found = ratio_to_plain([(lane, plain)])
         assert found is not None
         assert found.lo is not None
         assert found.hi is not None
@@ -108,13 +108,37 @@ def test_share_is_of_the_workload_and_ratio_against_plain() -> None:
         board.observe(observation(NGRAM, 0.01))
     board.observe(observation(PLAIN, 0.02))
     board.observe(observation(PLAIN, workload=Workload("prose", TempBucket.WARM)))
-    rows = {(k[1], k[2]): (ratio, share) for k, _, ratio, share in board.rows()}
-    assert rows["code/greedy", "ngram"][1] == 0.75
-    ratio = rows["code/greedy", "ngram"][0]
+    rows = {(row.workload, row.lane): row for row in board.rows()}
+    ngram = rows["code/greedy", "ngram"]
+    assert ngram.share == 0.75
+    assert ngram.ratio is not None
+    assert ngram.ratio.ratio == pytest.approx(0.5)
+    assert (rows["code/greedy", "plain"].ratio, rows["code/greedy", "plain"].share) == (None, 0.25)
+    assert (rows["prose/warm", "plain"].ratio, rows["prose/warm", "plain"].share) == (None, 1.0)
+
+
+def test_a_different_mix_of_temperatures_is_no_difference_in_speed() -> None:
+    """Two lanes equally fast on each temperature have ratio 1 on the kind, whatever their plain means."""
+    hot = Workload("code", TempBucket.HOT)
+    board = Board()
+    for lane, greedy, warm in ((PLAIN, 8, 2), (NGRAM, 2, 8)):
+        for n in range(greedy):
+            board.observe(observation(lane, 0.01 + n % 2 * 1e-9))
+        for n in range(warm):
+            board.observe(observation(lane, 0.04 + n % 2 * 1e-9, workload=hot))
+    rows = {row.lane: row for row in board.rows(by_kind=True)}
+    assert {(row.workload, row.cell.n, row.share) for row in rows.values()} == {("code", 10, 0.5)}
+    ratio = rows["ngram"].ratio
     assert ratio is not None
-    assert ratio.ratio == pytest.approx(0.5)
-    assert rows["code/greedy", "plain"] == (None, 0.25)
-    assert rows["prose/warm", "plain"] == (None, 1.0)
+    assert ratio.ratio == pytest.approx(1.0)
+
+
+def test_a_request_without_a_lane_keeps_no_name_of_the_clients() -> None:
+    """The model that a client asked for in vain is no target of ours."""
+    seen = replace(observation(), lane="", target="made up", outcome=Outcome.UNREACHABLE)
+    board = Board()
+    board.observe(seen)
+    assert [row.target for row in board.rows()] == [""]
 
 
 def test_saved_time_counts_gains_and_losses() -> None:
@@ -134,8 +158,8 @@ def test_other_fingerprints_are_left_out() -> None:
     board = Board()
     board.observe(observation(NGRAM, 0.01))
     board.observe(observation(replace(PLAIN, fingerprint="old"), 0.02))
-    [(key, _, ratio, share)] = board.rows({"fp-ngram", "fp-plain"})
-    assert (key[4], ratio, share) == ("fp-ngram", None, 1.0)
+    [row] = board.rows({"fp-ngram", "fp-plain"})
+    assert (row.lane, row.ratio, row.share) == ("ngram", None, 1.0)
 
 
 def test_dump_and_load_give_the_same_board() -> None:
