@@ -1,0 +1,101 @@
+"""Where observations go: the log, the board, the store; and how statistics come back after a restart.
+
+The policy's and the board's state are saved every few seconds with the id of the last request that they have
+seen. Observations are committed within a fraction of a second. At start the states are loaded, and what was
+committed after them is taken in again, so that a killed process loses no more than its last moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from specproxy.errors import StoreError
+from specproxy.logs import request_fields
+from specproxy.proxy.board import Board
+from specproxy.records import Decision, Observation
+from specproxy.store import Event, Store, StoreWriter
+from specproxy.strategies.base import Policy
+
+__all__ = ["Recorder"]
+
+CATCH_UP = 5_000  # observations that are looked at after a state's last one
+UNTAUGHT_RULES = ("unknown_model",)  # what the router keeps from the policy
+
+log = structlog.get_logger("specproxy")
+
+
+class Recorder:
+    """Takes every observation in (as a listener of the router), and saves and restores state."""
+
+    def __init__(
+        self, writer: StoreWriter, policy: Policy, board: Board, *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._writer = writer
+        self._policy = policy
+        self._board = board
+        self._wall = wall
+        self._last = ""
+        self._saved = ""
+
+    def __call__(self, seen: Observation, decision: Decision | None) -> None:
+        """Log, count and keep one observation; the router has taught it to the policy."""
+        self._board.observe(seen, decision)
+        self._writer.append(seen)
+        self._last = seen.request_id
+        log.info("request", **request_fields(seen, decision))
+
+    def event(self, kind: str, message: str, subject: str = "") -> None:
+        """Keep something that happened, for the event log."""
+        self._writer.add_event(Event(self._wall(), kind, message, subject))
+
+    def save(self) -> None:
+        """Queue the states for writing if there is news; never blocks on a disk."""
+        if self._last == self._saved:
+            return
+        now = self._wall()
+        for name, state in (("board", self._board.dump()), (self._policy.name, self._policy.dump())):
+            self._writer.save_policy(name, {"last": self._last, "state": state}, now)
+        self._saved = self._last
+
+    async def restore(self) -> None:
+        """Load both states and catch up. State that cannot be used is named in the log and left behind."""
+        try:
+            board, policy, recent = await self._writer.run(self._read)
+        except StoreError as error:
+            log.warning("earlier statistics cannot be read", error=str(error))
+            return
+        known = [seen.request_id for seen in recent]
+        for seen in recent[_after(known, self._load("board", board, self._board.load)) :]:
+            self._board.observe(seen)
+        for seen in recent[_after(known, self._load(self._policy.name, policy, self._policy.load)) :]:
+            if seen.rule not in UNTAUGHT_RULES:
+                self._policy.learn_one(seen)
+        self._saved = self._last = known[-1] if known else ""
+
+    def _read(self, store: Store) -> tuple[dict[str, Any] | None, dict[str, Any] | None, list[Observation]]:
+        policy = store.load_policy(self._policy.name)
+        return store.load_policy("board"), policy, store.recent(CATCH_UP)[::-1]
+
+    def _load(
+        self, name: str, saved: dict[str, Any] | None, load: Callable[[dict[str, Any]], None]
+    ) -> str | None:
+        """Load one state; returns the id of the last request that it has seen, None without one."""
+        if saved is None:
+            return None
+        try:
+            load(saved["state"])
+            return str(saved["last"])
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("earlier statistics cannot be used", of=name, error=str(error))
+            return None
+
+
+def _after(ids: list[str], last: str | None) -> int:
+    """Where catching up begins: behind `last`; at the start without a state; nowhere if `last` is long gone."""
+    if last is None:
+        return 0
+    return ids.index(last) + 1 if last in ids else len(ids)

@@ -1,0 +1,114 @@
+"""What `specproxy status`, the page and scripts are told: one JSON-serialisable dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specproxy.adapters.base import ProbeResult
+from specproxy.proxy.board import Board, BoardRow
+from specproxy.records import LaneStatus
+
+__all__ = ["Rung", "Upstream", "board_json", "lane_json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """The rung of the start-up ladder that was taken: 1 request field, 2 further lanes, 3 reload, 4 observe."""
+
+    number: int
+    name: str
+    why: str
+    advice: tuple[str, ...] = ()
+
+    def json(self) -> dict[str, Any]:
+        """As JSON-serialisable data."""
+        return {"number": self.number, "name": self.name, "why": self.why, "advice": list(self.advice)}
+
+
+@dataclass(slots=True)
+class Upstream:
+    """A server that we stand in front of, as its last probe found it."""
+
+    url: str
+    found: ProbeResult = field(default_factory=lambda: ProbeResult(False))
+
+    def json(self) -> dict[str, Any]:
+        """As JSON-serialisable data."""
+        found = self.found
+        return {
+            "url": self.url,
+            "reachable": found.reachable,
+            "kind": found.kind,
+            "version": found.version,
+            "models": list(found.models),
+        }
+
+
+def lane_json(status: LaneStatus, since: Mapping[str, float], address: str = "") -> dict[str, Any]:
+    """A lane; `statistics_since` says when the statistics of its fingerprint begin."""
+    lane = status.lane
+    return {
+        "id": lane.id,
+        "backend": lane.backend,
+        "target": lane.target,
+        "strategy": lane.strategy.name,
+        "n_max": lane.strategy.n_max,
+        "control": str(lane.control),
+        "health": str(status.health),
+        "since": status.since,
+        "note": status.note,
+        "in_flight": status.in_flight,
+        "resident": status.resident,
+        "memory_bytes": lane.memory_bytes,
+        "load_s": lane.load_s,
+        "address": address,
+        "fingerprint": lane.fingerprint,
+        "statistics_since": since.get(lane.fingerprint),
+    }
+
+
+def board_json(board: Board, fingerprints: Iterable[str] | None) -> dict[str, Any]:
+    """Tables and sums of the board; `fingerprints` None takes earlier set-ups in."""
+    wanted = None if fingerprints is None else frozenset(fingerprints)
+    outcomes: dict[str, int] = {}
+    for cell in board.cells.values():
+        for outcome, count in cell.outcomes.items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
+    return {
+        "workloads": [_row_json(row) for row in board.rows(wanted)],
+        "kinds": [_row_json(row) for row in board.rows(wanted, by_kind=True)],
+        "saved_s": board.saved_s(wanted),
+        "requests": {"total": sum(outcomes.values()), "outcomes": outcomes},
+    }
+
+
+def _row_json(row: BoardRow) -> dict[str, Any]:
+    cell = row.cell
+    return {
+        "target": row.target,
+        "workload": row.workload,
+        "lane": row.lane,
+        "strategy": row.strategy,
+        "n": cell.n,
+        "complete": cell.complete,
+        "share": row.share,
+        "acceptance": cell.acceptance,
+        "drafted": cell.drafted,
+        "accepted": cell.accepted,
+        "tok_s": cell.tok_s,
+        "ratio": row.ratio.ratio if row.ratio else None,
+        "ratio_lo": row.ratio.lo if row.ratio else None,
+        "ratio_hi": row.ratio.hi if row.ratio else None,
+        "prefill_ms": _mean_ms(cell.prefill_s, cell.prefill_n),
+        "ttft_ms": _mean_ms(cell.ttft_s, cell.ttft_n),
+        "prefill_share": cell.prefill_s / cell.total_s if cell.total_s > 0 and cell.prefill_n else None,
+        "output_tokens": cell.output_tokens,
+        "first_at": cell.first_at,
+        "last_at": cell.last_at,
+    }
+
+
+def _mean_ms(total_s: float, n: int) -> float | None:
+    return total_s / n * 1e3 if n else None
