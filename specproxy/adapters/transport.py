@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 
 from specproxy.adapters.base import Headers, Sink, UpstreamRequest
@@ -132,10 +133,8 @@ class HttpTransport:
             message = f"no connection to {endpoint.url} within {endpoint.connect_timeout_s:g} s"
             raise UpstreamConnectError(message) from error
         except OSError as error:
-            # a failed look-up has codes of its own, and several addresses make an error without one
-            code = error.errno or 0
-            reason = os.strerror(code) if code > 0 else error.strerror or str(error)
-            raise UpstreamConnectError(f"cannot connect to {endpoint.url}: {reason}") from error
+            message = f"cannot connect to {endpoint.url}: {_reason(error)}"
+            raise UpstreamConnectError(message) from error
         return made[1]
 
     def _tls_context(self) -> ssl.SSLContext | None:
@@ -252,3 +251,12 @@ class HttpExchange:
             await self._connection.send(data)
         if self._over:
             raise UpstreamClosed(f"{self._transport.endpoint.url} does not take the rest of the request")
+
+
+def _reason(error: OSError) -> str:
+    """The reason in words. TLS and look-up errors have numbers of their own."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError | socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno) if error.errno else str(error)

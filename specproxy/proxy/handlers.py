@@ -77,7 +77,7 @@ class Handlers:
         return self._active
 
     async def drain(self, grace_s: float) -> bool:
-        """Refuse new requests and wait up to `grace_s` seconds for those in flight; returns whether all ended."""
+        """Refuse new requests and give those in flight `grace_s` seconds; returns whether all ended."""
         self._closing = True
         try:
             async with asyncio.timeout(grace_s):

@@ -81,8 +81,7 @@ class Proxy:
 async def running_proxy(
     *backends: Backend | str, policy: ScriptedPolicy | None = None, grace_s: float = 0.0, **options: Any
 ) -> AsyncIterator[Proxy]:
-    """A proxy on a free port. A backend may be given as a URL: it gets one plain lane, or the strategy that follows
-    ``#`` in the URL."""
+    """A proxy on a free port. A backend given as a URL gets one lane, plain or what follows ``#``."""
     built = [_backend(i, b) if isinstance(b, str) else b for i, b in enumerate(backends)]
     policy = policy or ScriptedPolicy()
     router = Router(built, policy, rng=np.random.default_rng(7))
@@ -90,7 +89,8 @@ async def running_proxy(
     server = ProxyServer(handlers)
     await server.start("127.0.0.1", 0)
     proxy = Proxy(server.addresses[0][1], router, policy, handlers, server)
-    router.on_observation(lambda seen, decision: (proxy.seen.append(seen), proxy.decisions.append(decision)))
+    router.on_observation(lambda seen, _: proxy.seen.append(seen))
+    router.on_observation(lambda _, decision: proxy.decisions.append(decision))
     router.on_lane_error(lambda lane, error: proxy.lane_errors.append((lane, error)))
     try:
         yield proxy

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
-__all__ = ["Conn", "Received", "Upstream", "chunk", "chunked"]
+__all__ = ["CERTIFICATE", "Conn", "Received", "Upstream", "chunk", "chunked", "tls_context"]
+
+CERTIFICATE = Path(__file__).with_name("localhost.pem")
 
 
 @dataclass
@@ -67,6 +71,14 @@ class Conn:
             while await self.reader.read(65536):
                 pass
 
+    def stall(self) -> None:
+        """Stop reading, so that the kernel's buffers fill."""
+        self.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is a whole transport
+
+    def read_on(self) -> None:
+        """Read again."""
+        self.writer.transport.resume_reading()  # type: ignore[attr-defined]  # it is a whole transport
+
     def close(self) -> None:
         """Close in an orderly way."""
         self.writer.close()
@@ -83,13 +95,15 @@ Script = Callable[[Conn], Awaitable[None]]
 
 @dataclass
 class Upstream:
-    """Listens on a free port of 127.0.0.1 and runs `script` on every connection; use as a context manager.
+    """Listens on a free port of 127.0.0.1, or on a Unix socket, and runs `script` on every connection.
 
     A script that returns leaves the connection open; one that raises fails the test at exit, apart from
     errors of a connection that the proxy has closed.
     """
 
     script: Script
+    path: str = ""  # of a Unix socket
+    tls: ssl.SSLContext | None = None
     connections: int = 0
     open_now: int = 0
     port: int = 0
@@ -99,11 +113,16 @@ class Upstream:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        if self.path:
+            return f"unix://{self.path}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Upstream:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        if self.path:
+            self._server = await asyncio.start_unix_server(self._accept, self.path)
+        else:
+            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, ssl=self.tls)
+            self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -145,3 +164,10 @@ def chunk(data: bytes) -> bytes:
 def chunked(*parts: bytes, trailers: bytes = b"") -> bytes:
     """A whole chunked body."""
     return b"".join(map(chunk, parts)) + b"0\r\n" + trailers + b"\r\n"
+
+
+def tls_context() -> ssl.SSLContext:
+    """TLS with the certificate of the tests, which nobody trusts by default."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+    return context

@@ -1,0 +1,107 @@
+"""The contract checks, over the scripted fake and over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from specproxy.adapters.base import Backend
+from specproxy.adapters.fake import FakeBackend, FakeExchange, respond
+from specproxy.adapters.http import Endpoint, HttpBackend
+from tests.adapters.contract import BackendContract
+from tests.support.proxy import lane
+from tests.support.upstream import Conn, Upstream, chunk, chunked, tls_context
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+async def answer(conn: Conn) -> None:
+    """The upstream of the contract, over HTTP."""
+    while True:
+        seen = await conn.request()
+        match seen.request_line.split(b" ")[1]:
+            case b"/parts":
+                await conn.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"one", b"two"))
+            case b"/echo":
+                await conn.send(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(seen.body), seen.body))
+            case b"/error":
+                await conn.send(b"HTTP/1.1 500 No\r\nContent-Length: 5\r\n\r\nwrong")
+            case b"/break":
+                await conn.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(b"some"))
+                return conn.close()
+            case b"/close":
+                return conn.close()
+            case b"/wait":
+                await conn.gone()
+            case b"/flood":
+                await conn.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+                while True:
+                    await conn.send(chunk(b"x" * 4096))
+            case _:
+                await conn.send(HEAD + b"X-Kind: whole\r\nContent-Length: 5\r\n\r\nwhole")
+
+
+async def script(exchange: FakeExchange) -> None:
+    """The same, for the fake."""
+    match exchange.request.target:
+        case "/parts":
+            await respond(parts=[b"one", b"two"])(exchange)
+        case "/echo":
+            await respond(await exchange.body())(exchange)
+        case "/error":
+            await respond(b"wrong", status=500)(exchange)
+        case "/break":
+            await exchange.head()
+            await exchange.data(b"some")
+        case "/close":
+            return
+        case "/wait":
+            await exchange.gone()
+        case "/flood":
+            await exchange.head()
+            while True:
+                await exchange.data(b"x" * 4096)
+        case _:
+            await respond(b"whole", headers=((b"X-Kind", b"whole"),))(exchange)
+
+
+class TestFake(BackendContract):
+    @pytest.fixture
+    async def backend(self) -> AsyncIterator[Backend]:
+        backend = FakeBackend("fake", [lane("fake")], script)
+        await backend.start()
+        yield backend
+        await backend.aclose()
+
+
+class TestHttp(BackendContract):
+    @pytest.fixture
+    async def backend(self) -> AsyncIterator[Backend]:
+        async with Upstream(answer) as upstream:
+            backend = HttpBackend("http", Endpoint.parse(upstream.url), [lane("http")])
+            await backend.start()
+            yield backend
+            await backend.aclose()
+
+
+class TestUnixSocket(BackendContract):
+    @pytest.fixture
+    async def backend(self, tmp_path: Path) -> AsyncIterator[Backend]:
+        async with Upstream(answer, path=str(tmp_path / "s")) as upstream:
+            backend = HttpBackend("unix", Endpoint.parse(upstream.url), [lane("unix")])
+            await backend.start()
+            yield backend
+            await backend.aclose()
+
+
+class TestTls(BackendContract):
+    @pytest.fixture
+    async def backend(self) -> AsyncIterator[Backend]:
+        async with Upstream(answer, tls=tls_context()) as upstream:
+            endpoint = Endpoint.parse(upstream.url, verify_tls=False)
+            backend = HttpBackend("tls", endpoint, [lane("tls")])
+            await backend.start()
+            yield backend
+            await backend.aclose()
