@@ -1,0 +1,267 @@
+"""llama-server processes that we start and supervise: one for each strategy, all on the same model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specproxy.adapters.ask import get_json
+from specproxy.adapters.base import Exchange, ProbeResult, Sink, UpstreamRequest
+from specproxy.adapters.http import Endpoint, HttpTransport
+from specproxy.adapters.supervise import Backoff, Child, ChildSpec, keep
+from specproxy.adapters.tasks import Tasks
+from specproxy.errors import BackendError, ConfigError, LaneStartError, LaneUnavailable, UpstreamConnectError
+from specproxy.records import Health, Lane, LaneStatus
+
+__all__ = ["LanePlan", "ManagedLlamaServer", "speculates"]
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05  # first pause between questions while a model loads; grows to twenty times that
+LOAD_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """A lane, and the process that will be it."""
+
+    lane: Lane
+    spec: ChildSpec
+
+
+class _Misfit(BackendError):
+    """The server runs, but is not what the lane says."""
+
+
+class ManagedLlamaServer:
+    """Lanes that are processes of our own (a `Backend`). The first plan is the plain lane, and the one needed.
+
+    A lane that dies is started again with back-off, and dropped after several failures in a row. A lane that
+    claims to speculate and does not is dropped at once: it would be plain with a better name. `on_change` is
+    called whenever a lane's health changes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plans: Sequence[LanePlan],
+        *,
+        backoff: Backoff | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        if not plans or not plans[0].lane.strategy.is_plain:
+            raise ValueError("the first lane must be plain")
+        self.name = name
+        gate = asyncio.Semaphore(1)  # loading is bound by disk and cores: one at a time, plain first
+        self._runners = {
+            plan.lane.id: _Runner(plan, gate, replace(backoff or Backoff()), on_change) for plan in plans
+        }
+        self._tasks = Tasks()
+
+    async def start(self) -> None:
+        """Start all lanes; returns once plain is ready. The others come up one after another meanwhile.
+
+        Raises:
+            ConfigError: plain does not come up.
+        """
+        try:
+            for lane_id, runner in self._runners.items():
+                self._tasks.spawn(runner.run(), name=f"lane {lane_id} of {self.name}")
+            plain = next(iter(self._runners.values()))
+            await plain.settled.wait()
+            if plain.status.health is not Health.READY:
+                raise ConfigError(f"the model cannot be served: {plain.status.note}")
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def settled(self) -> None:
+        """Wait until every lane has come up or been given up."""
+        for runner in self._runners.values():
+            await runner.settled.wait()
+
+    def lanes(self) -> tuple[LaneStatus, ...]:
+        return tuple(runner.status for runner in self._runners.values())
+
+    def address(self, lane_id: str) -> str:
+        """Base URL of a lane that is ready; empty otherwise. It changes when the lane is started again."""
+        transport = self._runners[lane_id].transport
+        return transport.endpoint.url if transport is not None else ""
+
+    def pid(self, lane_id: str) -> int | None:
+        """Process id of a lane that runs."""
+        child = self._runners[lane_id].child
+        return child.pid if child is not None else None
+
+    def output(self, lane_id: str) -> str:
+        """The last lines that a lane's process has written."""
+        child = self._runners[lane_id].child
+        return child.tail.text() if child is not None else ""
+
+    async def probe(self) -> ProbeResult:
+        """What plain says about itself."""
+        plain = next(iter(self._runners.values()))
+        if plain.transport is None:
+            return ProbeResult(reachable=False, kind="llama-server")
+        try:
+            _, props = await get_json(plain.transport.open, "/props")
+        except BackendError:
+            return ProbeResult(reachable=False, kind="llama-server")
+        properties = props if isinstance(props, dict) else {}
+        return ProbeResult(
+            reachable=True,
+            kind="llama-server",
+            version=str(properties.get("build_info", "")),
+            models=(str(properties.get("model_alias", "")),),
+            detail={"model_path": properties.get("model_path", "")},
+        )
+
+    def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
+        runner = self._runners.get(lane.id)
+        if runner is None or runner.transport is None:
+            return _Refused(sink, LaneUnavailable(f"lane {lane.id} is not running"))
+        return runner.transport.open(request, sink)
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+        for runner in self._runners.values():
+            runner.stopped()
+
+
+class _Refused:
+    """An exchange that fails at once (an `Exchange`)."""
+
+    def __init__(self, sink: Sink, error: BackendError) -> None:
+        self._error = UpstreamConnectError(error.message)
+        self._handle = asyncio.get_running_loop().call_soon(sink.fail, self._error)
+
+    async def write(self, data: bytes) -> None:  # noqa: ARG002 - nowhere to write to
+        raise self._error
+
+    async def write_end(self) -> None:
+        """Nothing to end."""
+
+    def pause(self) -> None:
+        """Nothing to hold back."""
+
+    def resume(self) -> None:
+        """Nothing held back."""
+
+    def abort(self) -> None:
+        self._handle.cancel()
+
+
+class _Runner:
+    """One lane: its process, its address and its health."""
+
+    def __init__(
+        self, plan: LanePlan, gate: asyncio.Semaphore, backoff: Backoff, changed: Callable[[], None]
+    ) -> None:
+        self.plan = plan
+        self.status = LaneStatus(plan.lane, Health.STARTING, since=time.time())
+        self.settled = asyncio.Event()  # has been ready or given up, once
+        self.child: Child | None = None
+        self.transport: HttpTransport | None = None
+        self._gate = gate
+        self._backoff = backoff
+        self._changed = changed
+
+    async def run(self) -> None:
+        """Keep the lane running until cancelled or given up."""
+        try:
+            await keep(self.plan.spec, up=self._up, down=self._down, backoff=self._backoff, gate=self._gate)
+        except (LaneStartError, _Misfit) as error:
+            log.warning("lane %s is dropped: %s", self.plan.lane.id, error.message)
+            self._set(Health.DROPPED, error.message)
+        finally:
+            self.child = None
+            await self._disconnect()
+            self.settled.set()
+
+    def stopped(self) -> None:
+        """The backend has been closed."""
+        if self.status.health is not Health.DROPPED:
+            self._set(Health.STOPPED)
+
+    async def _up(self, child: Child) -> None:
+        self.child = child
+        transport = HttpTransport(Endpoint.parse(await child.address()))
+        try:
+            await _wait_healthy(child, transport)
+            self._check(await speculates(transport))
+        except BaseException:
+            await transport.aclose()
+            raise
+        self.transport = transport
+        self._set(Health.READY)
+        self.settled.set()
+
+    def _check(self, speculating: bool | None) -> None:
+        strategy = self.plan.lane.strategy
+        if speculating is None:
+            log.warning("lane %s: /slots does not answer, so whether it drafts is unknown", self.plan.lane.id)
+        elif speculating and strategy.is_plain:
+            raise _Misfit("the plain lane speculates, so there is nothing to compare with")
+        elif not speculating and not strategy.is_plain:
+            raise _Misfit(f"it claims {strategy.name} but does not draft: the drafter does not fit the model")
+
+    async def _down(self, reason: str) -> None:
+        self.child = None
+        self._set(Health.UNHEALTHY, reason)
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        transport, self.transport = self.transport, None
+        if transport is not None:
+            await transport.aclose()
+
+    def _set(self, health: Health, note: str = "") -> None:
+        self.status = replace(self.status, health=health, since=time.time(), note=note)
+        self._changed()
+
+
+async def _wait_healthy(child: Child, transport: HttpTransport) -> None:
+    """Wait until the server has loaded its model.
+
+    Raises:
+        LaneStartError: it ended meanwhile, or took longer than `LOAD_TIMEOUT_S`.
+    """
+    pause, deadline = POLL_S, time.monotonic() + LOAD_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            status, _ = await get_json(transport.open, "/health")
+            if status == 200:
+                return
+        except BackendError as error:
+            log.debug("%s: %s", child.spec.name, error)
+        try:
+            async with asyncio.timeout(pause):
+                await child.wait()
+        except TimeoutError:
+            pause = min(20 * POLL_S, pause * 1.5)
+        else:
+            raise LaneStartError(f"{child.spec.name} {child.ending()}: {child.tail.complaints()}")
+    raise LaneStartError(f"{child.spec.name} has not loaded its model within {LOAD_TIMEOUT_S:g} s")
+
+
+async def speculates(transport: HttpTransport) -> bool | None:
+    """Whether a llama-server has a live drafter, by its own ``/slots``; None if it does not say.
+
+    ``/props`` always says no, and a drafter that does not fit is loaded and never asked: only the slots know.
+    """
+    try:
+        status, slots = await get_json(transport.open, "/slots")
+    except BackendError:
+        return None
+    return _any_slot_speculates(slots) if status == 200 else None
+
+
+def _any_slot_speculates(slots: Any) -> bool | None:
+    if not isinstance(slots, list) or not slots or not all(isinstance(slot, dict) for slot in slots):
+        return None
+    told = [slot["speculative"] for slot in slots if isinstance(slot.get("speculative"), bool)]
+    return any(told) if told else None

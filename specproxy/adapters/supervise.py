@@ -1,0 +1,261 @@
+"""Child processes that serve: started, watched, restarted with back-off, and never left behind.
+
+A child announces where it listens by a line of output, so that it can take a free port itself: no port is
+chosen beforehand that somebody else might take. Its output is kept as a short tail, for error messages, and
+can be written to a rotating file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from specproxy.adapters import tether
+from specproxy.adapters.tasks import Tasks
+from specproxy.errors import LaneStartError
+
+__all__ = ["Backoff", "Child", "ChildSpec", "LogTail", "keep"]
+
+log = logging.getLogger(__name__)
+
+LISTENING = re.compile(r"listening on (https?://\S+:\d+|unix://\S+)")
+STOP_GRACE_S = 5.0  # from SIGTERM to SIGKILL
+MAX_LINE = 1 << 16  # bytes of one line of output that are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run. `log_file` collects the output of all runs, in two files of at most 4 MB."""
+
+    name: str
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    log_file: Path | None = None
+
+
+class LogTail:
+    """The last lines of a child's output."""
+
+    def __init__(self, lines: int = 200, file: Path | None = None) -> None:
+        self._lines: deque[str] = deque(maxlen=lines)
+        self._handler: RotatingFileHandler | None = None
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._handler = RotatingFileHandler(file, maxBytes=4_000_000, backupCount=1, delay=True)
+
+    def add(self, line: str) -> None:
+        """Take one line without its newline."""
+        self._lines.append(line)
+        if self._handler is not None:
+            self._handler.emit(logging.LogRecord("child", logging.INFO, "", 0, line, None, None))
+
+    def text(self, lines: int = 200) -> str:
+        """The last lines, oldest first."""
+        return "\n".join(list(self._lines)[-lines:])
+
+    def complaints(self, lines: int = 3) -> str:
+        """The last lines that speak of an error, on one line; else the last line of all."""
+        recent = list(self._lines)
+        bad = [
+            line for line in recent if re.search(r"error|fail|cannot|couldn't|abort| E ", line, re.IGNORECASE)
+        ]
+        return " | ".join(line.strip() for line in (bad[-lines:] or recent[-1:]))
+
+    def close(self) -> None:
+        """Close the file, if there is one."""
+        if self._handler is not None:
+            self._handler.close()
+
+
+class Child:
+    """One run of a command, tied to the life of this process."""
+
+    def __init__(self, spec: ChildSpec, process: Process, tail: LogTail) -> None:
+        self.spec = spec
+        self.tail = tail
+        self.started_at = time.monotonic()
+        self._process = process
+        self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reader = Tasks().spawn(self._read(), name=f"output of {spec.name}")
+
+    @classmethod
+    async def start(cls, spec: ChildSpec) -> Child:
+        """Start the command in a session of its own, so that Ctrl-C reaches us alone and we stop it in order.
+
+        Raises:
+            LaneStartError: the operating system refused.
+        """
+        tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *tied,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=STDOUT,
+                env={**os.environ, **spec.env},
+                start_new_session=True,
+                limit=MAX_LINE,
+            )
+        except OSError as error:
+            raise LaneStartError(f"{spec.name}: cannot start a process: {error.strerror}") from error
+        return cls(spec, process, LogTail(file=spec.log_file))
+
+    @property
+    def pid(self) -> int:
+        """Process id of the command (of its watcher where the system has no parent-death signal)."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        return self._process.returncode
+
+    async def address(self) -> str:
+        """Base URL at which the child listens, once it has said so.
+
+        Raises:
+            LaneStartError: it ended before.
+        """
+        return await asyncio.shield(self._address)
+
+    async def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        return await self._process.wait()
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self.returncode
+        if code is None:
+            return "is running"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ask it to end, and kill it if it has not after `grace_s` seconds; idempotent.
+
+        If the wait is cancelled it is killed at once.
+        """
+        try:
+            if self.returncode is None:
+                self._signal(signal.SIGTERM)
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
+        except TimeoutError:
+            log.warning("%s did not end within %g s and is killed", self.spec.name, grace_s)
+        finally:
+            if self.returncode is None:
+                self._signal(signal.SIGKILL)
+        await self._process.wait()
+        await self._reader
+        self.tail.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def _read(self) -> None:
+        """Keep reading, or the child blocks on a full pipe."""
+        stream = self._process.stdout
+        assert stream is not None
+        while True:
+            try:
+                raw = await stream.readline()
+            except ValueError:  # longer than the limit: what was buffered is dropped
+                continue
+            if not raw:
+                break
+            line = raw.decode("utf-8", "replace").rstrip()
+            self.tail.add(line)
+            if not self._address.done() and (found := LISTENING.search(line)):
+                self._address.set_result(found[1].rstrip("/"))
+        await self._process.wait()
+        if not self._address.done():
+            self._address.set_exception(
+                LaneStartError(f"{self.spec.name} {self.ending()}: {self.tail.complaints()}")
+            )
+            self._address.exception()  # seen: nobody may be waiting for it
+
+
+@dataclass(slots=True)
+class Backoff:
+    """How long to wait before the next start, and when to give up. Holds no clock.
+
+    A child that was up for `stable_s` seconds counts as sound again. One that has never come up is given fewer
+    chances: it will hardly heal.
+    """
+
+    first_s: float = 0.5
+    factor: float = 2.0
+    longest_s: float = 30.0
+    stable_s: float = 60.0
+    chances: int = 5
+    chances_unproven: int = 2
+    failures: int = 0
+    proven: bool = False
+
+    def came_up(self) -> None:
+        """It answered."""
+        self.proven = True
+
+    def died(self, up_s: float) -> float | None:
+        """It died after `up_s` seconds of being up: seconds to wait, or None to give up."""
+        self.failures = 1 if up_s >= self.stable_s else self.failures + 1
+        if self.failures >= (self.chances if self.proven else self.chances_unproven):
+            return None
+        return float(min(self.longest_s, self.first_s * self.factor ** (self.failures - 1)))
+
+
+async def keep(
+    spec: ChildSpec,
+    *,
+    up: Callable[[Child], Awaitable[None]],
+    down: Callable[[str], Awaitable[None]],
+    backoff: Backoff,
+    gate: AbstractAsyncContextManager[object] | None = None,
+) -> None:
+    """Keep a child running until cancelled; then it is stopped.
+
+    `up` is awaited with each new child, and returns once it is of use. `down` hears why it no longer is. With a
+    `gate` (a semaphore, used again for each start), children that share it come up one after another.
+
+    Raises:
+        LaneStartError: given up, with the last reason.
+        Exception: whatever else `up` raised; the child is stopped.
+    """
+    while True:
+        child: Child | None = None
+        up_since: float | None = None
+        try:
+            async with gate or contextlib.nullcontext():
+                child = await Child.start(spec)
+                await up(child)
+            up_since = time.monotonic()
+            backoff.came_up()
+            await child.wait()
+            reason = f"{spec.name} {child.ending()}: {child.tail.complaints()}"
+        except LaneStartError as error:
+            reason = error.message
+        finally:
+            if child is not None:
+                await child.stop()
+        await down(reason)
+        delay = backoff.died(time.monotonic() - up_since if up_since is not None else 0.0)
+        if delay is None:
+            raise LaneStartError(f"{reason} (given up after {backoff.failures} failures in a row)")
+        log.warning("%s; next start in %.1f s", reason, delay)
+        await asyncio.sleep(delay)
