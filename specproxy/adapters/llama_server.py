@@ -244,7 +244,7 @@ async def _wait_healthy(child: Child, transport: HttpTransport) -> None:
         except TimeoutError:
             pause = min(20 * POLL_S, pause * 1.5)
         else:
-            raise LaneStartError(f"{child.spec.name} {child.ending()}: {child.tail.complaints()}")
+            raise LaneStartError(child.ending())
     raise LaneStartError(f"{child.spec.name} has not loaded its model within {LOAD_TIMEOUT_S:g} s")
 
 

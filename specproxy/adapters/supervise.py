@@ -32,6 +32,7 @@ __all__ = ["Backoff", "Child", "ChildSpec", "LogTail", "keep"]
 log = logging.getLogger(__name__)
 
 LISTENING = re.compile(r"listening on (https?://\S+:\d+|unix://\S+)")
+COMPLAINT = re.compile(r"error|fail|cannot|couldn't|abort|exception|assert| E ", re.IGNORECASE)
 STOP_GRACE_S = 5.0  # from SIGTERM to SIGKILL
 MAX_LINE = 1 << 16  # bytes of one line of output that are looked at
 
@@ -67,12 +68,9 @@ class LogTail:
         return "\n".join(list(self._lines)[-lines:])
 
     def complaints(self, lines: int = 3) -> str:
-        """The last lines that speak of an error, on one line; else the last line of all."""
-        recent = list(self._lines)
-        bad = [
-            line for line in recent if re.search(r"error|fail|cannot|couldn't|abort| E ", line, re.IGNORECASE)
-        ]
-        return " | ".join(line.strip() for line in (bad[-lines:] or recent[-1:]))
+        """The last lines that speak of an error, on one line; may be empty."""
+        bad = [line for line in self._lines if COMPLAINT.search(line)]
+        return " | ".join(line.strip() for line in bad[-lines:])
 
     def close(self) -> None:
         """Close the file, if there is one."""
@@ -136,14 +134,13 @@ class Child:
         return await self._process.wait()
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """How it ended, in words, with its last complaints."""
         code = self.returncode
         if code is None:
-            return "is running"
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+            return f"{self.spec.name} is running"
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        complaints = self.tail.complaints()
+        return f"{self.spec.name} {how}" + (f": {complaints}" if complaints else "")
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ask it to end, and kill it if it has not after `grace_s` seconds; idempotent.
@@ -185,10 +182,15 @@ class Child:
                 self._address.set_result(found[1].rstrip("/"))
         await self._process.wait()
         if not self._address.done():
-            self._address.set_exception(
-                LaneStartError(f"{self.spec.name} {self.ending()}: {self.tail.complaints()}")
-            )
+            self._address.set_exception(LaneStartError(self.ending()))
             self._address.exception()  # seen: nobody may be waiting for it
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(slots=True)
@@ -247,7 +249,7 @@ async def keep(
             up_since = time.monotonic()
             backoff.came_up()
             await child.wait()
-            reason = f"{spec.name} {child.ending()}: {child.tail.complaints()}"
+            reason = child.ending()
         except LaneStartError as error:
             reason = error.message
         finally:
