@@ -1,0 +1,431 @@
+"""The part of llama.cpp that the engine uses, typed, with every return value checked.
+
+All llama.cpp calls of the embedded engine are made here and in `sampler`. Objects belong to the thread that
+uses them; only `Vocabulary` may be shared, since llama.cpp never writes to a vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llama_cpp import llama_cpp as lib
+
+from specproxy.errors import BackendError, ModelFileError
+
+__all__ = [
+    "Batch",
+    "Context",
+    "ContextParams",
+    "DecodeError",
+    "Model",
+    "ModelParams",
+    "NoRoomError",
+    "captured_log",
+    "nextn_missing",
+]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+WARNING, CONTINUATION = 3, 5  # ggml_log_level; continuations repeat the level before them
+NO_SLOT = 1  # llama_decode: no room in the KV cache for this batch
+
+
+class DecodeError(BackendError):
+    """llama_decode failed; `code` is its return value."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NoRoomError(DecodeError):
+    """The KV cache has no room for the batch; nothing was changed."""
+
+
+# --- log ---------------------------------------------------------------------------------------------
+
+_lines: deque[str] = deque(maxlen=40)
+
+
+def _on_log(level: int, text: bytes, _user: object) -> None:
+    if level == CONTINUATION or level >= WARNING:
+        _lines.append(text.decode("utf-8", "replace").rstrip())
+
+
+_callback = lib.llama_log_callback(_on_log)  # llama.cpp keeps a bare pointer to it: must outlive every model
+_started = threading.Lock()
+_ready = False
+
+
+def _start() -> None:
+    """Initialise the library once a process."""
+    global _ready
+    with _started:
+        if not _ready:
+            lib.llama_log_set(_callback, ctypes.c_void_p(0))
+            lib.llama_backend_init()
+            _ready = True
+
+
+@contextmanager
+def captured_log() -> Iterator[deque[str]]:
+    """What llama.cpp warns of meanwhile, for an error message: it returns null, and logs the reason."""
+    _lines.clear()
+    yield _lines
+
+
+def _reason(lines: deque[str]) -> str:
+    """The first error line: later ones only say that loading failed."""
+    for line in lines:
+        text = line.partition(": ")[2] or line
+        if text:
+            return text
+    return "no reason given"
+
+
+# --- multi-token prediction ----------------------------------------------------------------------------
+
+_nextn: Any
+try:
+    from llama_cpp import llama_cpp_ext as _nextn
+except (ImportError, AttributeError) as error:  # a private module: symbols come and go
+    _nextn = None
+    _nextn_error = str(error)
+
+
+def nextn_missing() -> str:
+    """Why this build cannot do multi-token prediction, or an empty text."""
+    if _nextn is None:
+        return f"this llama-cpp-python does not bind the calls for it ({_nextn_error})"
+    needed = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn", "llama_set_nextn_layer_offset")
+    missing = [name for name in needed if not hasattr(_nextn, name)]
+    if missing or not hasattr(lib, "LLAMA_CONTEXT_TYPE_MTP"):
+        return f"this llama-cpp-python lacks {', '.join(missing) or 'MTP contexts'}"
+    return ""
+
+
+# --- model ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParams:
+    """How to load a model file. `gpu_layers` -1 puts all layers on the GPU."""
+
+    gpu_layers: int = 0
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] = ()
+    mmap: bool = True
+    mlock: bool = False
+    repack: bool = True
+    mtp: bool = False
+    vocab_only: bool = False
+
+
+class Model:
+    """Weights.
+
+    Raises:
+        ModelFileError: the file is missing, not GGUF, truncated, or of an architecture that this build lacks,
+            or memory ran out.
+    """
+
+    def __init__(self, path: Path, params: ModelParams) -> None:
+        _start()
+        if not path.is_file():
+            raise ModelFileError(f"model file {path} does not exist")
+        raw = lib.llama_model_default_params()
+        raw.n_gpu_layers = params.gpu_layers
+        raw.main_gpu = params.main_gpu
+        raw.use_extra_bufts = params.repack
+        raw.vocab_only = params.vocab_only
+        raw.load_mtp = params.mtp
+        raw.load_mode = (lib.LLAMA_LOAD_MODE_MMAP if params.mmap else 0) | (
+            lib.LLAMA_LOAD_MODE_MLOCK if params.mlock else 0
+        )
+        split = (ctypes.c_float * int(lib.llama_max_devices()))(*params.tensor_split)
+        if params.tensor_split:
+            raw.tensor_split = split
+        with captured_log() as lines:
+            self.handle = lib.llama_model_load_from_file(str(path).encode(), raw)
+            if not self.handle:
+                raise ModelFileError(f"{path} cannot be loaded: {_reason(lines)}")
+        self.path = path
+        self.vocab = lib.llama_model_get_vocab(self.handle)
+        self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
+        self.n_embd = int(lib.llama_model_n_embd_out(self.handle))
+        self.n_layer = int(lib.llama_model_n_layer(self.handle))
+        self.train_context = int(lib.llama_model_n_ctx_train(self.handle))
+        self.mtp_heads = int(lib.llama_model_n_layer_nextn(self.handle))
+        self.recurrent = bool(
+            lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle)
+        )
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is a causal text model."""
+        return bool(lib.llama_model_has_decoder(self.handle)) and not (
+            lib.llama_model_has_encoder(self.handle) or lib.llama_model_is_diffusion(self.handle)
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return int(lib.llama_model_size(self.handle))
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return int(lib.llama_model_n_params(self.handle))
+
+    def meta(self, key: str) -> str | None:
+        """A metadata value as text, or None."""
+        size = 256
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            needed = int(lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, size))
+            if needed < 0:
+                return None
+            if needed < size:
+                return buffer.raw[:needed].decode("utf-8", "replace")
+            size = needed + 1
+
+    def close(self) -> None:
+        """Free it; contexts over it must have been closed."""
+        if self.handle:
+            lib.llama_model_free(self.handle)
+            self.handle = None
+
+
+# --- batch ---------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """Tokens for one decode, in arrays that are allocated once.
+
+    Args:
+        size: most tokens it can hold.
+        width: floats of a hidden row given beside each token, or 0 for tokens alone.
+
+    Attributes:
+        n: tokens in it now.
+        n_out: how many of them ask for logits.
+    """
+
+    def __init__(self, size: int, width: int = 0) -> None:
+        self.size = size
+        self.n = 0
+        self.n_out = 0
+        self._token = np.zeros(size, np.int32)
+        self._pos = np.zeros(size, np.int32)
+        self._seq = np.zeros(size, np.int32)
+        self._out = np.zeros(size, np.int8)
+        self._ones = np.ones(size, np.int32)
+        self._rows = np.zeros((size, width), np.float32) if width else None
+        self._seq_at = self._seq.ctypes.data + np.arange(size, dtype=np.uintp) * self._seq.itemsize
+        self._ramp = np.arange(size, dtype=np.int32)
+        raw = lib.llama_batch()
+        for field, array in (
+            ("token", self._token),
+            ("pos", self._pos),
+            ("n_seq_id", self._ones),
+            ("seq_id", self._seq_at),
+            ("logits", self._out),
+            ("embd", self._rows),
+        ):
+            if array is not None:
+                pointer = dict(lib.llama_batch._fields_)[field]
+                setattr(raw, field, ctypes.cast(array.ctypes.data, pointer))
+        self.raw = raw
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit."""
+        return self.size - self.n
+
+    def clear(self) -> None:
+        """Empty it."""
+        self.n = self.n_out = 0
+
+    def add(
+        self, tokens: list[int], pos: int, seq: int, *, outputs: int, rows: Floats | None = None
+    ) -> tuple[int, int]:
+        """Append consecutive tokens of one sequence, the last `outputs` of which are to give logits.
+
+        Args:
+            tokens: token ids.
+            pos: position of the first.
+            seq: sequence id.
+            outputs: how many logits rows are wanted, from the end.
+            rows: a hidden row for each token, shape (len(tokens), width).
+
+        Returns:
+            Index of the first token in the batch, and of the first logits row among the outputs.
+        """
+        count = len(tokens)
+        start, first_row = self.n, self.n_out
+        end = start + count
+        self._token[start:end] = tokens
+        np.add(self._ramp[:count], pos, out=self._pos[start:end])
+        self._seq[start:end] = seq
+        self._out[start:end] = 0
+        self._out[end - outputs : end] = 1
+        if rows is not None:
+            assert self._rows is not None, "a batch without hidden rows"
+            self._rows[start:end] = rows
+        self.n = end
+        self.n_out += outputs
+        return start, first_row
+
+
+# --- context -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParams:
+    """How to decode. `cells` is the size of the KV cache, shared by all sequences.
+
+    `outputs` is the most logits rows in one decode. `states` is how many recurrent states are kept for
+    rollback. `pooling` is a llama_pooling_type, for embeddings only.
+    """
+
+    cells: int
+    sequences: int
+    outputs: int
+    batch: int = 512
+    ubatch: int = 512
+    threads: int = 2
+    threads_batch: int = 2
+    states: int = 0
+    flash_attention: bool | None = None
+    type_k: int | None = None
+    type_v: int | None = None
+    offload_kqv: bool = True
+    mtp: bool = False
+    pooling: int | None = None
+
+
+class Context:
+    """A KV cache over a model, and the outputs of its last decode.
+
+    Raises:
+        ModelFileError: memory ran out, or the model cannot be run this way.
+    """
+
+    def __init__(self, model: Model, params: ContextParams) -> None:
+        raw = lib.llama_context_default_params()
+        raw.n_ctx = params.cells
+        raw.n_seq_max = params.sequences
+        raw.n_batch, raw.n_ubatch = params.batch, params.ubatch
+        raw.n_outputs_max = max(params.outputs, params.sequences)
+        raw.n_rs_seq = params.states
+        raw.n_threads, raw.n_threads_batch = params.threads, params.threads_batch
+        raw.offload_kqv = params.offload_kqv
+        # one stream: sequences with drafts of different lengths go through the weights together, while
+        # separate streams would be cut into parts of equal length
+        raw.kv_unified = True
+        if params.flash_attention is not None:
+            raw.flash_attn_type = int(params.flash_attention)
+        if params.type_k is not None:
+            raw.type_k = params.type_k
+        if params.type_v is not None:
+            raw.type_v = params.type_v
+        if params.mtp:
+            raw.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
+        if params.pooling is not None:
+            raw.embeddings, raw.pooling_type = True, params.pooling
+        with captured_log() as lines:
+            self.handle = lib.llama_init_from_model(model.handle, raw)
+            if not self.handle:
+                raise ModelFileError(
+                    f"no context of {params.cells} tokens for {model.path}: {_reason(lines)}",
+                    hint="a smaller context or fewer parallel sequences need less memory",
+                )
+        self.model = model
+        self.states = int(lib.llama_n_rs_seq(self.handle))
+        self._memory = lib.llama_get_memory(self.handle)
+        self._views: dict[tuple[int, int, int], Floats] = {}
+        self._hidden_on = False
+
+    def decode(self, batch: Batch) -> None:
+        """Run a batch.
+
+        Raises:
+            NoRoomError: the KV cache is full; nothing was changed.
+            DecodeError: anything else. What the cache holds of the batch's sequences is then unknown.
+        """
+        batch.raw.n_tokens = batch.n
+        code = lib.llama_decode(self.handle, batch.raw)
+        if code == 0:
+            return
+        if code == NO_SLOT:
+            raise NoRoomError("the KV cache is full", code)
+        raise DecodeError(f"llama_decode returned {code}: {_reason(_lines)}", code)
+
+    def logits(self, rows: int) -> Floats:
+        """Logits of the last decode, shape (rows, n_vocab), valid until the next one."""
+        return self._view(lib.llama_get_logits(self.handle), rows, self.model.n_vocab)
+
+    def hidden(self, rows: int) -> Floats:
+        """Hidden rows of the last decode, shape (rows, n_embd), valid until the next one; see `want_hidden`."""
+        return self._view(_nextn.llama_get_embeddings_nextn(self.handle), rows, self.model.n_embd)
+
+    def pooled(self, seq: int) -> Floats:
+        """The pooled embedding of a sequence in the last decode, shape (n_embd,)."""
+        return self._view(lib.llama_get_embeddings_seq(self.handle, seq), 1, self.model.n_embd)[0]
+
+    def want_hidden(self, on: bool, *, outputs_only: bool = False) -> None:
+        """Give hidden rows from now on: of every token, or only of those that ask for logits."""
+        if on != self._hidden_on:
+            _nextn.llama_set_embeddings_nextn(self.handle, on, outputs_only)
+            self._hidden_on = on
+
+    def use_head(self, index: int) -> None:
+        """Choose the MTP head that the following decodes run."""
+        _nextn.llama_set_nextn_layer_offset(self.handle, index)
+
+    def drop(self, seq: int, start: int) -> bool:
+        """Remove a sequence's positions from `start` on; False if the model cannot go back so far."""
+        return bool(lib.llama_memory_seq_rm(self._memory, seq, start, -1))
+
+    def share(self, source: int, target: int, end: int) -> None:
+        """Let sequence `target` have positions 0 to `end` - 1 of `source`; costs no memory."""
+        lib.llama_memory_seq_cp(self._memory, source, target, 0, end)
+
+    def last_position(self, seq: int) -> int:
+        """The last position that the cache holds of a sequence, or -1."""
+        return int(lib.llama_memory_seq_pos_max(self._memory, seq))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        lib.llama_memory_clear(self._memory, True)
+
+    def close(self) -> None:
+        """Free it."""
+        if self.handle:
+            self._views.clear()
+            lib.llama_free(self.handle)
+            self.handle = None
+
+    def _view(self, pointer: Any, rows: int, width: int) -> Floats:
+        if not pointer:
+            raise DecodeError("llama.cpp gave no output rows", 0)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        assert address is not None
+        key = (address, rows, width)
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) > 64:
+                self._views.clear()
+            raw = (ctypes.c_float * (rows * width)).from_address(address)
+            view = self._views[key] = np.frombuffer(raw, np.float32).reshape(rows, width)
+        return view
