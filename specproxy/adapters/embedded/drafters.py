@@ -1,0 +1,181 @@
+"""The two drafters that run a model: a separate draft model, and the target's own MTP head.
+
+Both propose greedily, for all sequences that want a draft at once: one decode gives every sequence its next
+draft token. What a sequence's cache lacks (tokens that others proposed or the prompt brought) is fed in the
+same decode as the first draft token, so keeping it in step costs no decode of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Seq
+
+from specproxy.adapters.embedded.llama import Batch, Context, DecodeError
+from specproxy.adapters.embedded.prefix_cache import Slot
+from specproxy.adapters.embedded.sequence import Sequence
+
+__all__ = ["ChainedDrafter", "DraftModel", "MtpHead"]
+
+log = logging.getLogger(__name__)
+
+
+class ChainedDrafter:
+    """What draft model and MTP head have in common: proposing token by token over a cache of their own."""
+
+    name = ""
+
+    def __init__(self, context: Context, batch: Batch) -> None:
+        self.context = context
+        self.batch = batch
+
+    def missing(self, sequence: Sequence) -> int:
+        """Tokens that the cache lacks, the newest one included."""
+        return len(sequence.tokens) - self.held(sequence.slot)
+
+    def held(self, slot: Slot) -> int:
+        """How many of the slot's tokens the cache holds."""
+        raise NotImplementedError
+
+    def settle(self, sequence: Sequence, accepted: int) -> None:
+        """Part of this drafter's own draft was accepted: remember which cells stay valid."""
+        raise NotImplementedError
+
+    def feed(self, sequence: Sequence, count: int, *, outputs: int) -> None:
+        """Put the next `count` of the sequence's tokens into the batch."""
+        raise NotImplementedError
+
+    def chain(self, sequence: Sequence, token: int, row: int) -> None:
+        """Put a drafted token into the batch behind those that are there; `row` is its output row."""
+        raise NotImplementedError
+
+    def forget(self, slot: Slot) -> None:
+        """Nothing that the cache holds of a slot can be relied on."""
+        raise NotImplementedError
+
+    def propose(self, sequences: Seq[Sequence]) -> None:
+        """Give every sequence a draft of its plan's length. A failure costs the drafts, not the sequences."""
+        started = time.perf_counter()
+        try:
+            self._propose(sequences)
+        except DecodeError as error:
+            log.warning("drafting with %s failed: %s", self.name, error)
+            for sequence in sequences:
+                sequence.draft = []
+                sequence.disable(self.name, str(error))
+                self.forget(sequence.slot)
+            return
+        elapsed = (time.perf_counter() - started) / len(sequences)
+        for sequence in sequences:
+            sequence.draft_seconds = elapsed
+
+    def catch_up(self, sequence: Sequence, keep: int, budget: int) -> int:
+        """Feed what is missing, but for the newest `keep` tokens, up to `budget`; returns tokens fed."""
+        count = min(self.missing(sequence) - keep, budget, self.batch.size)
+        if count <= 0:
+            return 0
+        self.batch.clear()
+        try:
+            self._begin(sequence, count, outputs=0)
+            self.context.decode(self.batch)
+        except DecodeError as error:
+            log.warning("keeping %s in step failed: %s", self.name, error)
+            sequence.disable(self.name, str(error))
+            self.forget(sequence.slot)
+        return count
+
+    def _propose(self, sequences: Seq[Sequence]) -> None:
+        batch, context = self.batch, self.context
+        batch.clear()
+        for sequence in sequences:
+            self._begin(sequence, self.missing(sequence), outputs=1)
+        live = list(sequences)
+        while live:
+            context.decode(batch)
+            tokens = context.logits(len(live)).argmax(axis=1).tolist()
+            batch.clear()
+            going_on = []
+            for row, (sequence, token) in enumerate(zip(live, tokens, strict=True)):
+                sequence.draft.append(token)
+                if len(sequence.draft) < sequence.plan.length:
+                    self.chain(sequence, token, row)
+                    going_on.append(sequence)
+            live = going_on
+
+    def _begin(self, sequence: Sequence, count: int, *, outputs: int) -> None:
+        slot = sequence.slot
+        if self.name in slot.stale:
+            if not self.context.drop(slot.id, self.held(slot)):
+                raise DecodeError(f"the cache of {self.name} cannot be rolled back", 0)
+            slot.stale.discard(self.name)
+        self.feed(sequence, count, outputs=outputs)
+
+
+class DraftModel(ChainedDrafter):
+    """A smaller model with the target's vocabulary. It sees tokens only, so any prefix of them can stay."""
+
+    name = "draft"
+
+    def held(self, slot: Slot) -> int:
+        """See `ChainedDrafter`."""
+        return slot.n_draft
+
+    def feed(self, sequence: Sequence, count: int, *, outputs: int) -> None:
+        """See `ChainedDrafter`."""
+        slot = sequence.slot
+        tokens = sequence.tokens[slot.n_draft : slot.n_draft + count]
+        self.batch.add(tokens, slot.n_draft, slot.id, outputs=outputs)
+        slot.n_draft += count
+
+    def chain(self, sequence: Sequence, token: int, row: int) -> None:  # noqa: ARG002  # the MTP head's need
+        """See `ChainedDrafter`."""
+        slot = sequence.slot
+        self.batch.add([token], slot.n_draft + len(sequence.draft) - 1, slot.id, outputs=1)
+        slot.stale.add(self.name)
+
+    def settle(self, sequence: Sequence, accepted: int) -> None:
+        """See `ChainedDrafter`: drafted tokens that were accepted are in the cache, but for the last one."""
+        sequence.slot.n_draft += min(accepted, len(sequence.draft) - 1)
+
+    def forget(self, slot: Slot) -> None:
+        """See `ChainedDrafter`."""
+        slot.n_draft = 0
+        self.context.drop(slot.id, 0)
+
+
+class MtpHead(ChainedDrafter):
+    """The target's multi-token-prediction head, which needs the target's hidden row before every token.
+
+    It drafts further tokens from its own hidden rows; cells made so are dropped, accepted or not, and made
+    again from the target's rows.
+    """
+
+    name = "mtp"
+
+    def held(self, slot: Slot) -> int:
+        """See `ChainedDrafter`."""
+        return slot.n_mtp
+
+    def feed(self, sequence: Sequence, count: int, *, outputs: int) -> None:
+        """See `ChainedDrafter`."""
+        slot = sequence.slot
+        assert sequence.hidden is not None
+        rows = sequence.hidden.take(count)
+        tokens = sequence.tokens[slot.n_mtp : slot.n_mtp + count]
+        self.batch.add(tokens, slot.n_mtp, slot.id, outputs=outputs, rows=rows)
+        slot.n_mtp += count
+
+    def chain(self, sequence: Sequence, token: int, row: int) -> None:
+        """See `ChainedDrafter`."""
+        slot = sequence.slot
+        hidden = self.context.hidden(row + 1)[row:]
+        self.batch.add([token], slot.n_mtp + len(sequence.draft) - 1, slot.id, outputs=1, rows=hidden)
+        slot.stale.add(self.name)
+
+    def settle(self, sequence: Sequence, accepted: int) -> None:
+        """See `ChainedDrafter`: nothing drafted stays."""
+
+    def forget(self, slot: Slot) -> None:
+        """See `ChainedDrafter`."""
+        slot.n_mtp = 0
+        self.context.drop(slot.id, 0)

@@ -1,0 +1,348 @@
+"""The engine as asyncio sees it: a decode thread that owns llama.cpp, and bounded streams out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from specproxy.adapters.embedded.embedder import Embedder
+from specproxy.adapters.embedded.options import EngineOptions
+from specproxy.adapters.embedded.runtime import Runtime
+from specproxy.adapters.embedded.scheduler import Event, Scheduler
+from specproxy.adapters.embedded.sequence import Sink
+from specproxy.adapters.embedded.types import Finished, GenerateRequest, ModelCard, TokenEvent
+from specproxy.adapters.embedded.vocabulary import Vocabulary
+from specproxy.errors import BackendError, SpecproxyError
+
+__all__ = ["LlamaEngine"]
+
+log = logging.getLogger(__name__)
+
+QUEUE = 64  # events that may wait for a reader before its sequence pauses
+
+
+class Stream:
+    """Events of one request on their way from the decode thread to a task.
+
+    The decode thread only adds to `sent`, the event loop only to `read`: no lock is needed to see how far the
+    reader is behind.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, resume: Callable[[], None]) -> None:
+        self.loop = loop
+        self.sent = 0
+        self.read = 0
+        self._resume = resume
+        self._events: deque[Event] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """See `sequence.Sink`."""
+        return self.sent - self.read >= QUEUE
+
+    def put(self, event: Event) -> None:
+        """Add an event; on the event loop."""
+        self._events.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Event:
+        """The next event, in order."""
+        while not self._events:
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        was_full = self.full
+        self.read += 1
+        if was_full:
+            self._resume()
+        return self._events.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: GenerateRequest
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class _Do:
+    """Run something on the decode thread, and settle a future with its result."""
+
+    work: Callable[[], None]
+    done: asyncio.Future[None]
+
+
+class LlamaEngine:
+    """One model in this process; see `types.Engine`."""
+
+    card: ModelCard
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._commands: deque[_Submit | _Cancel | _Do] = deque()
+        self._wake = threading.Event()
+        self._outbox: list[tuple[Stream, Event]] = []
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._vocabulary: Vocabulary | None = None
+        self._runtime: Runtime | None = None
+        self._scheduler: Scheduler | None = None
+        self._embedder: Embedder | None = None
+        self._unload_wanted = False
+
+    # --- on the event loop -----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """See `types.Engine`."""
+        if self._thread is None:
+            self._stopping = False
+            self._thread = threading.Thread(target=self._run, name="specproxy decode", daemon=True)
+            self._thread.start()
+        try:
+            await self._on_thread(self._load)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Finished, None]:
+        """See `types.Engine`."""
+        if self._thread is None:
+            raise BackendError("the engine is not running")
+        stream = Stream(asyncio.get_running_loop(), self._wake.set)
+        self._send(_Submit(request, stream))
+        ended = False
+        try:
+            while not ended:
+                event = await stream.get()
+                ended = not isinstance(event, TokenEvent)
+                if isinstance(event, SpecproxyError):
+                    raise event
+                yield event
+        finally:
+            if not ended:
+                self._send(_Cancel(stream))
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """See `types.Engine`."""
+        return self._words.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: list[int]) -> bytes:
+        """See `types.Engine`."""
+        return b"".join(self._words.piece(token, special=True) for token in tokens)
+
+    async def unload(self) -> None:
+        """See `types.Engine`. Requests that run are finished first."""
+        if self._thread is not None:
+            await self._on_thread(self._unload_when_idle)
+
+    async def aclose(self) -> None:
+        """See `types.Engine`."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._stopping = True
+        self._wake.set()
+        await asyncio.to_thread(thread.join)
+        if self._vocabulary is not None:
+            self._vocabulary.close()
+            self._vocabulary = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the weights are in memory."""
+        return self._runtime is not None
+
+    @property
+    def _words(self) -> Vocabulary:
+        if self._vocabulary is None:
+            raise BackendError("the engine has not been started")
+        return self._vocabulary
+
+    def _send(self, command: _Submit | _Cancel | _Do) -> None:
+        self._commands.append(command)
+        self._wake.set()
+
+    async def _on_thread(self, work: Callable[[], None]) -> None:
+        done = asyncio.get_running_loop().create_future()
+        self._send(_Do(work, done))
+        await done
+
+    # --- on the decode thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        idle_since = time.monotonic()
+        while not self._stopping:
+            self._wake.clear()
+            self._obey()
+            if self._step():
+                idle_since = time.monotonic()
+                continue
+            if self._unload_wanted and self._is_idle():
+                self._free()
+            timeout = self._idle_left(idle_since)
+            if timeout is not None and timeout <= 0:
+                log.info("unloading the model: idle for %.0f s", self._options.idle_unload_s)
+                self._free()
+                timeout = None
+            self._wake.wait(timeout)
+        if self._scheduler is not None:
+            self._scheduler.fail_all(BackendError("the engine is shutting down"))
+        self._refuse_rest()
+        self._deliver()
+        self._free()
+
+    def _idle_left(self, since: float) -> float | None:
+        """Seconds until the model is unloaded, or None if it is not going to be."""
+        limit = self._options.idle_unload_s
+        if limit is None or self._runtime is None or not self._is_idle():
+            return None
+        return since + limit - time.monotonic()
+
+    def _is_idle(self) -> bool:
+        return self._scheduler is None or self._scheduler.idle
+
+    def _obey(self) -> None:
+        """Carry out what the event loop has asked for."""
+        while self._commands:
+            command = self._commands.popleft()
+            if isinstance(command, _Submit):
+                self._submit(command.request, command.stream)
+            elif isinstance(command, _Cancel):
+                if self._scheduler is not None:
+                    self._scheduler.cancel(command.stream)
+            else:
+                self._settle(command)
+
+    def _settle(self, command: _Do) -> None:
+        error: BaseException | None = None
+        try:
+            command.work()
+        except Exception as raised:
+            error = raised
+
+        def settle() -> None:
+            if command.done.cancelled():
+                return
+            if error is None:
+                command.done.set_result(None)
+            else:
+                command.done.set_exception(error)
+
+        _call(command.done.get_loop(), settle)
+
+    def _submit(self, request: GenerateRequest, stream: Stream) -> None:
+        started = time.perf_counter()
+        was_loaded = self._scheduler is not None
+        try:
+            self._load()
+            assert self._scheduler is not None
+            load_ms = 0.0 if was_loaded else 1000 * (time.perf_counter() - started)
+            if request.want_embedding:
+                self._emit(stream, self._embed(request, load_ms))
+            else:
+                self._scheduler.submit(request, stream, load_ms=load_ms)
+        except SpecproxyError as error:
+            self._emit(stream, error)
+        self._deliver()
+
+    def _step(self) -> bool:
+        """One step; False if there is nothing to do."""
+        if self._scheduler is None:
+            return False
+        try:
+            stepped = self._scheduler.step()
+        except SpecproxyError as error:
+            log.error("decoding failed, all requests end: %s", error)
+            self._scheduler.fail_all(error)
+            self._scheduler.reset()
+            stepped = True
+        self._deliver()
+        return stepped
+
+    def _embed(self, request: GenerateRequest, load_ms: float) -> Finished:
+        assert self._runtime is not None
+        started = time.perf_counter()
+        if self._embedder is None:
+            self._embedder = Embedder(
+                self._runtime.target, size=min(self._runtime.per_sequence, 2048), threads=self._runtime.threads
+            )
+        vector = self._embedder.embed(request.prompt)
+        elapsed = 1000 * (time.perf_counter() - started)
+        return Finished(
+            "length", prompt_n=len(request.prompt), prompt_ms=elapsed, load_ms=load_ms, embedding=vector
+        )
+
+    def _emit(self, sink: Sink, event: Event) -> None:
+        stream = cast("Stream", sink)  # every sink that this engine hands out is one
+        stream.sent += 1
+        self._outbox.append((stream, event))
+
+    def _deliver(self) -> None:
+        """Hand the step's events over, in one call for each event loop."""
+        if not self._outbox:
+            return
+        outbox, self._outbox = self._outbox, []
+        for loop in {stream.loop for stream, _ in outbox}:
+            batch = [(stream, event) for stream, event in outbox if stream.loop is loop]
+            _call(loop, partial(_put, batch))
+
+    def _load(self) -> None:
+        self._unload_wanted = False
+        if self._runtime is not None:
+            return
+        if self._vocabulary is None:
+            self._vocabulary = Vocabulary(self._options.model)
+        self._runtime = Runtime(self._options, self._vocabulary)
+        self._scheduler = Scheduler(self._runtime, self._vocabulary, self._emit)
+        self.card = self._runtime.card
+
+    def _unload_when_idle(self) -> None:
+        if self._is_idle():
+            self._free()
+        else:
+            self._unload_wanted = True
+
+    def _free(self) -> None:
+        self._unload_wanted = False
+        self._scheduler = None
+        if self._embedder is not None:
+            self._embedder.close()
+            self._embedder = None
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
+
+    def _refuse_rest(self) -> None:
+        """Answer commands that came too late."""
+        while self._commands:
+            command = self._commands.popleft()
+            if isinstance(command, _Submit):
+                self._emit(command.stream, BackendError("the engine is shutting down"))
+            elif isinstance(command, _Do):
+                _call(command.done.get_loop(), command.done.cancel)
+
+
+def _put(batch: list[tuple[Stream, Event]]) -> None:
+    for stream, event in batch:
+        stream.put(event)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call a function on an event loop, if that still runs."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        log.debug("the event loop has been closed")

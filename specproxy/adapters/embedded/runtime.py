@@ -1,0 +1,175 @@
+"""Everything that is loaded for one model: weights, caches, and which strategies they allow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+from llama_cpp import llama_cpp as lib
+
+from specproxy.adapters.embedded.drafters import ChainedDrafter, DraftModel, MtpHead
+from specproxy.adapters.embedded.facts import model_card
+from specproxy.adapters.embedded.llama import Batch, Context, ContextParams, Model, nextn_missing
+from specproxy.adapters.embedded.options import EngineOptions
+from specproxy.adapters.embedded.vocabulary import Vocabulary
+from specproxy.adapters.gguf_facts import check_pair, read_facts
+from specproxy.errors import ConfigError, ModelFileError
+
+__all__ = ["Runtime"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT = 8192
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+class Runtime:
+    """Loads target, draft and MTP head, as far as they exist and fit.
+
+    Attributes:
+        facts: of the target's file.
+        context: the target's context.
+        batch: the batch for it.
+        drafters: those that run a model, by name.
+        limits: longest draft by drafter name, n-gram included; empty if the target cannot roll back.
+        refused: why a drafter cannot run, by name.
+        per_sequence: tokens of context that each sequence has.
+
+    Raises:
+        ModelFileError: the target cannot be loaded or run.
+        PairError: the draft does not fit the target.
+        ConfigError: an option cannot be used.
+    """
+
+    def __init__(self, options: EngineOptions, vocabulary: Vocabulary) -> None:
+        self.options = options
+        self.threads = options.threads or psutil.cpu_count(logical=False) or 2
+        self.drafters: dict[str, ChainedDrafter] = {}
+        self.refused: dict[str, str] = {}
+        self.limits: dict[str, int] = {}
+        self._closers: list[Model | Context] = []
+        try:
+            self._load(options)
+        except BaseException:
+            self.close()
+            raise
+        self.card = model_card(
+            options,
+            self.facts,
+            vocabulary,
+            context=self.per_sequence,
+            limits=self.limits,
+            refused=self.refused,
+        )
+
+    def _load(self, options: EngineOptions) -> None:
+        self.facts = read_facts(options.model)
+        if options.draft is not None:
+            for warning in check_pair(self.facts, read_facts(options.draft)):
+                log.warning("%s", warning)
+        self.target = self._model(options.model, options, mtp=options.mtp and not nextn_missing())
+        if not self.target.generates:
+            raise ModelFileError(f"{options.model} is not a causal language model")
+        train = self.target.train_context
+        self.per_sequence = options.context or min(train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+        longest = max(options.draft_max, options.mtp_max, options.ngram_max)
+        outputs = options.parallel * (longest + 1)
+        self.slots = options.parallel + (0 if self.target.recurrent else options.cached)
+        states = longest if self.target.recurrent else 0
+        self.context = self._context(self.target, options, outputs=outputs, states=states)
+        self.batch = Batch(options.batch + outputs)
+        self._allow(options)
+
+    def _allow(self, options: EngineOptions) -> None:
+        """Find out which drafters can run."""
+        rollback = self.context.states if self.target.recurrent else None
+        if rollback == 0:
+            why = "the model keeps a recurrent state that llama.cpp cannot roll back for this architecture"
+            self.refused = dict.fromkeys(("ngram", "draft", "mtp", "auto"), why)
+            return
+        longest = rollback or 10**9
+        self.limits["ngram"] = min(options.ngram_max, longest)
+        if options.draft is None:
+            self.refused["draft"] = "no draft model was given"
+        else:
+            self._load_draft(options)
+            self.limits["draft"] = min(options.draft_max, longest)
+        self.refused |= self._load_mtp(options)
+        if "mtp" in self.drafters:
+            self.limits["mtp"] = min(options.mtp_max, longest)
+
+    def _load_draft(self, options: EngineOptions) -> None:
+        assert options.draft is not None
+        model = self._model(options.draft, options)
+        context = self._context(model, options, outputs=self.slots)
+        self.drafters["draft"] = DraftModel(context, Batch(options.batch))
+
+    def _load_mtp(self, options: EngineOptions) -> Mapping[str, str]:
+        """Set up the MTP head; returns why not, if not."""
+        heads = self.target.mtp_heads
+        if not options.mtp:
+            return {"mtp": "it was switched off"}
+        if missing := nextn_missing():
+            log.warning("no multi-token prediction: %s", missing)
+            return {"mtp": missing}
+        if heads == 0:
+            return {"mtp": "the model has no multi-token-prediction head"}
+        if heads > 1:
+            return {"mtp": f"the model chains {heads} prediction heads, and only single heads are supported"}
+        try:
+            context = self._context(self.target, options, outputs=self.slots, mtp=True)
+        except ModelFileError as error:
+            return {"mtp": error.message}
+        context.want_hidden(True, outputs_only=True)
+        self.drafters["mtp"] = MtpHead(context, Batch(options.batch, self.target.n_embd))
+        return {}
+
+    def _model(self, path: Path, options: EngineOptions, *, mtp: bool = False) -> Model:
+        model = Model(path, replace(options.weights, mtp=mtp))
+        self._closers.append(model)
+        return model
+
+    def _context(
+        self, model: Model, options: EngineOptions, *, outputs: int, states: int = 0, mtp: bool = False
+    ) -> Context:
+        context = Context(
+            model,
+            ContextParams(
+                cells=self.per_sequence * options.parallel,
+                sequences=self.slots,
+                outputs=outputs,
+                batch=options.batch + outputs,
+                ubatch=options.batch,
+                threads=self.threads,
+                threads_batch=options.threads_batch or self.threads,
+                states=states,
+                flash_attention=options.flash_attention,
+                type_k=_cache_type(options.type_k),
+                type_v=_cache_type(options.type_v),
+                offload_kqv=options.offload_kqv,
+                mtp=mtp,
+            ),
+        )
+        self._closers.append(context)
+        return context
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+        while self._closers:
+            self._closers.pop().close()
+
+
+def _cache_type(name: str | None) -> int | None:
+    """The ggml type of a KV cache.
+
+    Raises:
+        ConfigError: it is none of those that caches can have.
+    """
+    if name is None:
+        return None
+    if name.lower() not in CACHE_TYPES:
+        raise ConfigError(f"a KV cache can be {', '.join(CACHE_TYPES)}, not {name}")
+    return int(getattr(lib, f"GGML_TYPE_{name.upper()}"))

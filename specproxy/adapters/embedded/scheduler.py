@@ -1,0 +1,407 @@
+"""Continuous batching: what every step decodes, for which sequence, and what becomes of it.
+
+Everything here runs on one thread and never waits. A step takes the newest token of every decoding sequence,
+with its draft, and a part of the prompts that are still to be processed, through the target in one decode.
+
+The MTP cache is kept in step for exactly the requests whose strategy may use it: the head needs a hidden row
+for every position, so starting it late would mean going through the text again. A request that may use it
+therefore reuses only as much of a cached prefix as the MTP cache covers. Under ``auto`` it goes without the
+head instead if more than `MTP_GAP` tokens would have to be processed again for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from specproxy.adapters.embedded.controller import PLAIN, Controller, FixedController, RuleController, StepView
+from specproxy.adapters.embedded.llama import DecodeError, NoRoomError
+from specproxy.adapters.embedded.prefix_cache import Choice, Slot, choose
+from specproxy.adapters.embedded.runtime import Runtime
+from specproxy.adapters.embedded.sampler import Sampler
+from specproxy.adapters.embedded.sequence import HiddenRows, Sequence, Sink
+from specproxy.adapters.embedded.types import Finished, GenerateRequest, TokenEvent
+from specproxy.adapters.embedded.vocabulary import Vocabulary
+from specproxy.errors import RequestError, SpecproxyError
+from specproxy.records import Strategy
+from specproxy.strategies.drafters.ngram import NgramDrafter
+
+__all__ = ["Event", "Scheduler"]
+
+log = logging.getLogger(__name__)
+
+Floats = npt.NDArray[np.float32]
+Event = TokenEvent | Finished | SpecproxyError
+
+MTP_GAP = 256  # prompt tokens
+LAZY_ROWS = 32  # hidden rows that may wait before the MTP cache is brought in step
+
+
+class Scheduler:
+    """Runs requests on a loaded model.
+
+    Args:
+        runtime: what is loaded.
+        vocabulary: of the target.
+        emit: called with every event and the sink that it is for.
+    """
+
+    def __init__(self, runtime: Runtime, vocabulary: Vocabulary, emit: Callable[[Sink, Event], None]) -> None:
+        self._runtime = runtime
+        self._vocabulary = vocabulary
+        self._emit = emit
+        self._slots = [Slot(i) for i in range(runtime.slots)]
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._uses = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no request at all."""
+        return not self._running and not self._waiting
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest, sink: Sink, *, load_ms: float = 0.0) -> None:
+        """Take in a request; one that cannot be served gets its error as an event."""
+        try:
+            sequence = self._sequence(request, sink)
+        except SpecproxyError as error:
+            self._emit(sink, error)
+            return
+        sequence.load_ms = load_ms
+        self._waiting.append(sequence)
+
+    def cancel(self, sink: Sink) -> None:
+        """Drop a request, whatever it is doing; what it has in the caches stays for others."""
+        for sequence in [s for s in (*self._running, *self._waiting) if s.sink is sink]:
+            self._leave(sequence)
+
+    def fail_all(self, error: SpecproxyError) -> None:
+        """End every request with an error."""
+        for sequence in (*self._running, *self._waiting):
+            self._emit(sequence.sink, error)
+            self._leave(sequence)
+
+    def reset(self) -> None:
+        """Forget all that the caches hold; for when it is unknown. There must be no request."""
+        assert self.idle
+        self._runtime.context.clear()
+        for drafter in self._runtime.drafters.values():
+            drafter.context.clear()
+        self._slots = [Slot(i) for i in range(self._runtime.slots)]
+
+    def check(self, request: GenerateRequest) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            RequestError: see `types.Engine.generate`.
+        """
+        count, context = len(request.prompt), self._runtime.per_sequence
+        if not count:
+            raise RequestError("the prompt is empty")
+        if count >= context:
+            raise RequestError(
+                f"request ({count} tokens) exceeds the available context size ({context} tokens), "
+                "try increasing it",
+                code="exceed_context_size_error",
+            )
+        size = self._vocabulary.size
+        if any(not 0 <= token < size for token in request.prompt):
+            raise RequestError(f"the prompt holds a token that is not in the vocabulary of {size}")
+        for name in request.strategy.drafters:
+            if name != "auto" and name not in self._runtime.limits:
+                why = self._runtime.refused.get(name, "this engine does not have it")
+                raise RequestError(f"strategy {request.strategy.name!r} cannot run on this model: {why}")
+            if name == "auto" and not self._runtime.limits:
+                raise RequestError(f"strategy 'auto' cannot run on this model: {self._runtime.refused['auto']}")
+
+    def _sequence(self, request: GenerateRequest, sink: Sink) -> Sequence:
+        self.check(request)
+        runtime, sampling = self._runtime, request.sampling
+        room = runtime.per_sequence - len(request.prompt)
+        limit = room if request.max_tokens is None else min(request.max_tokens, room)
+        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        context = runtime.per_sequence
+        sampler = Sampler(sampling, self._vocabulary, seed, context, request.prompt)
+        drafters, controller = self._plan_for(request.strategy)
+        sequence = Sequence(request, sink, sampler, self._vocabulary, controller, limit)
+        sequence.drafters = drafters
+        sequence.limits = dict(runtime.limits)
+        if request.strategy.n_max is not None:
+            sequence.limits = {name: min(n, request.strategy.n_max) for name, n in runtime.limits.items()}
+        return sequence
+
+    def _plan_for(self, strategy: Strategy) -> tuple[tuple[str, ...], Controller]:
+        if "auto" in strategy.drafters:
+            limits = self._runtime.limits
+            model = next((name for name in ("mtp", "draft") if name in limits), None)
+            return ("ngram", model) if model else ("ngram",), RuleController()
+        return strategy.drafters, FixedController()
+
+    # --- admission -----------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._runtime.options.parallel:
+            sequence = self._waiting.popleft()
+            share, mtp = not self._runtime.target.recurrent, "mtp" in sequence.drafters
+            choice = choose(self._slots, sequence.tokens, share=share, mtp=mtp)
+            if mtp and isinstance(sequence.controller, RuleController):
+                without = choose(self._slots, sequence.tokens, share=share)
+                if without.common - choice.common > MTP_GAP:
+                    sequence.disable("mtp", "its cache does not cover the reused prefix")
+                    choice = without
+            sequence.begin()
+            self._attach(sequence, choice)
+            if "ngram" in sequence.drafters:
+                sequence.ngram = NgramDrafter(min_n=self._runtime.options.ngram_match)
+                sequence.ngram.begin(sequence.tokens)
+            self._running.append(sequence)
+
+    def _attach(self, sequence: Sequence, choice: Choice) -> None:
+        """Put a sequence into its slot, with what can be used of the prefix."""
+        slot, source = choice.slot, choice.source
+        common = min(choice.common, source.n)
+        start = min(common, sequence.n_prompt - 1)  # the last prompt token is decoded for its logits
+        mtp = "mtp" in sequence.drafters
+        if mtp:  # the hidden row of the last position that the MTP cache covers is needed, so it is made again
+            start = max(min(source.n_mtp, common, start + 1) - 1, 0)
+        keep = {"draft": min(source.n_draft, common), "mtp": min(source.n_mtp, start + 1 if mtp else start)}
+        if slot is not source:
+            self._copy(source, slot, start, keep)
+        elif not self._runtime.context.drop(slot.id, start):
+            self._forget(slot)  # a recurrent state cannot go back to the middle of a prompt
+            start, keep = 0, {"draft": 0, "mtp": 0}
+        slot.tokens, slot.n, slot.busy = sequence.tokens, start, True
+        slot.n_draft, slot.n_mtp = keep["draft"], keep["mtp"]
+        slot.stale.update(self._runtime.drafters)
+        if mtp:
+            sequence.hidden = HiddenRows(self._runtime.target.n_embd)
+            sequence.hidden.reset(start=slot.n_mtp == 0)
+        sequence.slot, sequence.cached = slot, start
+
+    def _copy(self, source: Slot, slot: Slot, start: int, keep: dict[str, int]) -> None:
+        """Make `slot` a second owner of the cells that it can use."""
+        self._forget(slot)
+        if start:
+            self._runtime.context.share(source.id, slot.id, start)
+        for name, drafter in self._runtime.drafters.items():
+            if keep[name]:
+                drafter.context.share(source.id, slot.id, keep[name])
+
+    def _forget(self, slot: Slot) -> None:
+        """Empty a slot in every cache."""
+        slot.tokens, slot.n = [], 0
+        if not self._runtime.context.drop(slot.id, 0):
+            raise DecodeError(f"the cache of sequence {slot.id} cannot be emptied", 0)
+        for drafter in self._runtime.drafters.values():
+            drafter.forget(slot)
+        slot.stale.clear()
+
+    def _leave(self, sequence: Sequence) -> None:
+        """The sequence has ended; its slot keeps what the caches hold."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        if sequence in self._running:
+            self._running.remove(sequence)
+            slot = sequence.slot
+            self._uses += 1
+            slot.tokens, slot.busy, slot.used = sequence.tokens[: slot.n], False, self._uses
+            slot.n_draft, slot.n_mtp = min(slot.n_draft, slot.n), min(slot.n_mtp, slot.n)
+            slot.stale.update(self._runtime.drafters)
+        sequence.sampler.close()
+
+    # --- a step --------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do one step; False if no sequence could go on.
+
+        Raises:
+            DecodeError: the target's cache is in an unknown state, and every request has been ended.
+        """
+        self._admit()
+        started = time.perf_counter()
+        decoding = [s for s in self._running if not s.prefilling and not s.sink.full]
+        for sequence in decoding:
+            self._plan(sequence, len(decoding))
+        self._propose(decoding)
+        parts = self._fill(decoding)
+        if not parts:
+            return False
+        self._decode()
+        logits = self._runtime.context.logits(max(1, self._runtime.batch.n_out))
+        seconds = time.perf_counter() - started if len(parts) == 1 else None
+        for sequence, count, at, row in parts:
+            rows = logits[row : row + 1 + len(sequence.draft)]
+            if sequence.prefilling:
+                self._prefilled(sequence, count, at, rows)
+            else:
+                self._verified(sequence, at, rows, seconds)
+        return True
+
+    def _plan(self, sequence: Sequence, streams: int) -> None:
+        sequence.draft, sequence.draft_seconds, sequence.match_length = [], 0.0, 0
+        sequence.plan = PLAIN
+        room = min(
+            sequence.limit - sequence.n_output - 1, self._runtime.per_sequence - len(sequence.tokens) - 1
+        )
+        if room < 1 or not sequence.drafters:
+            return
+        copied: list[int] = []
+        if sequence.ngram is not None:
+            copied = list(sequence.ngram.draft(min(sequence.limits["ngram"], room)))
+            sequence.match_length = sequence.ngram.match_length
+        sequence.plan = sequence.controller.plan(
+            StepView(
+                ready=sequence.drafters,
+                match_length=sequence.match_length,
+                limits=sequence.limits,
+                room=room,
+                position=sequence.n_output,
+                streams=streams,
+            )
+        )
+        if sequence.plan.drafter == "ngram":
+            sequence.draft = copied[: sequence.plan.length]
+
+    def _propose(self, decoding: list[Sequence]) -> None:
+        """Let the drafters that run a model propose, each for all of its sequences at once."""
+        options = self._runtime.options
+        most = options.batch // 2  # tokens that may be caught up with in a proposing decode
+        for name, drafter in self._runtime.drafters.items():
+            ready = []
+            room = drafter.batch.size
+            for sequence in decoding:
+                if sequence.plan.drafter != name:
+                    continue
+                if drafter.missing(sequence) > most:
+                    budget = options.batch if len(decoding) == 1 else options.prefill_share
+                    drafter.catch_up(sequence, keep=1, budget=budget)
+                missing = drafter.missing(sequence)
+                if missing <= min(room, most) and name in sequence.drafters:
+                    room -= missing
+                    ready.append(sequence)
+            if ready:
+                drafter.propose(ready)
+
+    def _fill(self, decoding: list[Sequence]) -> list[tuple[Sequence, int, int, int]]:
+        """Build the step's batch: (sequence, tokens, index of the first, index of its first logits row)."""
+        batch = self._runtime.batch
+        batch.clear()
+        parts = []
+        for sequence in decoding:
+            slot = sequence.slot
+            tokens = [sequence.tokens[-1], *sequence.draft]
+            at, row = batch.add(tokens, slot.n, slot.id, outputs=len(tokens))
+            parts.append((sequence, len(tokens), at, row))
+        options = self._runtime.options
+        budget = options.prefill_share if decoding else options.batch
+        for sequence in self._running:
+            if not sequence.prefilling or budget < 1:
+                continue
+            slot = sequence.slot
+            tokens = sequence.tokens[slot.n : slot.n + budget]
+            last = slot.n + len(tokens) == sequence.n_prompt
+            at, row = batch.add(tokens, slot.n, slot.id, outputs=int(last))
+            parts.append((sequence, len(tokens), at, row))
+            budget -= len(tokens)
+        return parts
+
+    def _decode(self) -> None:
+        """Decode the batch, making room by forgetting idle sequences where needed."""
+        context, batch = self._runtime.context, self._runtime.batch
+        if "mtp" in self._runtime.drafters:
+            context.want_hidden(any(s.hidden is not None for s in self._running))
+        while True:
+            try:
+                context.decode(batch)
+                return
+            except NoRoomError:
+                idle = [slot for slot in self._slots if not slot.busy and slot.n]
+                if not idle:
+                    raise
+                self._forget(min(idle, key=lambda slot: slot.used))
+
+    def _prefilled(self, sequence: Sequence, count: int, at: int, rows: Floats) -> None:
+        """Part of a prompt has been processed; behind its last part comes the first token."""
+        slot = sequence.slot
+        slot.n += count
+        self._keep_hidden(sequence, at, count)
+        if slot.n < sequence.n_prompt:
+            self._in_step(sequence)
+            return
+        if sequence.limit == 0:
+            self._finish(sequence, "length")
+            return
+        new, reason = self._sample(sequence, rows)
+        self._went_on(sequence, new, reason)
+
+    def _verified(self, sequence: Sequence, at: int, rows: Floats, seconds: float | None) -> None:
+        """The target has judged a draft: keep what it would have said itself, undo the rest."""
+        slot, draft = sequence.slot, sequence.draft
+        new, reason = self._sample(sequence, rows)
+        accepted = sum(1 for guess, token in zip(draft, new, strict=False) if guess == token)
+        slot.n += len(new)
+        if len(new) <= len(draft) and not self._runtime.context.drop(slot.id, slot.n):
+            raise DecodeError("the target's cache could not be rolled back", 0)
+        self._keep_hidden(sequence, at, len(new))
+        if draft and sequence.plan.drafter in self._runtime.drafters:
+            self._runtime.drafters[sequence.plan.drafter].settle(sequence, accepted)
+        outcome = sequence.outcome(accepted, seconds)
+        sequence.tally.add(outcome)
+        sequence.controller.learn(outcome)
+        self._went_on(sequence, new, reason)
+        if sequence.hidden is not None and sequence.hidden.n > LAZY_ROWS:
+            self._in_step(sequence)
+
+    def _sample(self, sequence: Sequence, rows: Floats) -> tuple[list[int], str]:
+        """Draw tokens as long as the draft goes on as drawn; returns them and why the sequence ends, if so."""
+        draft, sampler = sequence.draft, sequence.sampler
+        new: list[int] = []
+        chosen = rows.argmax(axis=1).tolist() if sampler.greedy else None
+        for i in range(len(rows)):
+            token = chosen[i] if chosen is not None else sampler.sample(rows[i])
+            if chosen is None:
+                sampler.accept(token)
+            new.append(token)
+            reason = sequence.take(token, rows[i])
+            if reason or i >= len(draft) or token != draft[i]:
+                return new, reason
+        raise AssertionError("a step has one more row than its draft has tokens")
+
+    def _went_on(self, sequence: Sequence, new: list[int], reason: str) -> None:
+        if sequence.ngram is not None:
+            sequence.ngram.extend(new)
+        if reason:
+            self._finish(sequence, reason)
+        elif (event := sequence.event()) is not None:
+            self._emit(sequence.sink, event)
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        event, end = sequence.finish(reason)
+        if event is not None:
+            self._emit(sequence.sink, event)
+        self._emit(sequence.sink, end)
+        self._leave(sequence)
+
+    # --- hidden rows ---------------------------------------------------------------------------------
+
+    def _keep_hidden(self, sequence: Sequence, at: int, count: int) -> None:
+        """Keep the hidden rows of settled positions for the MTP head."""
+        if sequence.hidden is not None:
+            rows = self._runtime.context.hidden(self._runtime.batch.n)
+            sequence.hidden.push(rows[at : at + count])
+
+    def _in_step(self, sequence: Sequence) -> None:
+        """Feed the MTP cache with what it lacks, as far as hidden rows are there, but for the newest token."""
+        drafter = self._runtime.drafters.get("mtp")
+        if drafter is None or sequence.hidden is None or sequence not in self._running:
+            return
+        behind = len(sequence.tokens) - sequence.slot.n  # tokens without a hidden row before them, plus one
+        drafter.catch_up(sequence, keep=max(1, behind), budget=drafter.batch.size)

@@ -1,0 +1,281 @@
+"""One request on the decode thread: its tokens, its text, its counters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specproxy.adapters.embedded.controller import PLAIN, Controller, Plan, StepOutcome
+from specproxy.adapters.embedded.prefix_cache import Slot
+from specproxy.adapters.embedded.sampler import Sampler
+from specproxy.adapters.embedded.text import TextStream
+from specproxy.adapters.embedded.types import Finished, GenerateRequest, TokenEvent, TokenLogprob
+from specproxy.adapters.embedded.vocabulary import Vocabulary
+from specproxy.records import DrafterReport, EngineReport
+from specproxy.strategies.drafters.ngram import NgramDrafter
+
+__all__ = ["HiddenRows", "Sequence", "Sink", "Tally"]
+
+Floats = npt.NDArray[np.float32]
+
+
+class Sink(Protocol):
+    """Where the events of a request go."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the reader is behind: the sequence pauses until it has caught up."""
+        ...
+
+
+class HiddenRows:
+    """Hidden rows of the target that the MTP head has not been fed yet, oldest first."""
+
+    def __init__(self, width: int) -> None:
+        self._rows = np.zeros((32, width), np.float32)
+        self.n = 0
+
+    def push(self, rows: Floats) -> None:
+        """Append copies of rows, shape (k, width)."""
+        end = self.n + len(rows)
+        if end > len(self._rows):
+            grown = np.zeros((2 * end, self._rows.shape[1]), np.float32)
+            grown[: self.n] = self._rows[: self.n]
+            self._rows = grown
+        self._rows[self.n : end] = rows
+        self.n = end
+
+    def reset(self, *, start: bool) -> None:
+        """Empty it; with `start`, put in the zero row that stands before position 0."""
+        self.n = 0
+        if start:
+            self.push(np.zeros((1, self._rows.shape[1]), np.float32))
+
+    def take(self, count: int) -> Floats:
+        """The first `count` rows, removed."""
+        taken = self._rows[:count].copy()
+        self._rows[: self.n - count] = self._rows[count : self.n]
+        self.n -= count
+        return taken
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one request, as llama-server and the learner want them."""
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    widths: dict[int, list[float]] = field(default_factory=dict)  # width → [steps, seconds]
+    by_drafter: dict[str, _DrafterTally] = field(default_factory=dict)
+    stopped: str = ""
+
+    def add(self, outcome: StepOutcome) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.drafted += outcome.drafted
+        self.accepted += outcome.accepted
+        if outcome.seconds is not None:
+            width = self.widths.setdefault(1 + outcome.drafted, [0, 0.0])
+            width[0] += 1
+            width[1] += outcome.seconds
+        if outcome.drafted:
+            name = outcome.plan.drafter
+            tally = self.by_drafter.get(name)
+            if tally is None:
+                tally = self.by_drafter[name] = _DrafterTally()
+            tally.add(outcome)
+
+    def report(self, sequence: Sequence) -> EngineReport:
+        """For the learner."""
+        return EngineReport(
+            request_id=sequence.request.request_id,
+            strategy=sequence.request.strategy.name,
+            steps=self.steps,
+            drafters=tuple(tally.report(name) for name, tally in self.by_drafter.items()),
+            widths={width: (int(steps), seconds) for width, (steps, seconds) in self.widths.items()},
+            prompt_ids=sequence.request.prompt,
+            output_ids=tuple(sequence.tokens[sequence.n_prompt :]),
+            stopped_drafting=self.stopped,
+        )
+
+
+@dataclass(slots=True)
+class _DrafterTally:
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    positions: list[list[int]] = field(default_factory=list)  # [accepted, tried]
+    matches: list[list[int]] = field(default_factory=list)
+
+    def add(self, outcome: StepOutcome) -> None:
+        self.steps += 1
+        self.drafted += outcome.drafted
+        self.accepted += outcome.accepted
+        self.seconds += outcome.draft_seconds
+        tried = min(outcome.drafted, outcome.accepted + 1)  # what comes after a rejected token was not tried
+        _count(self.positions, outcome.accepted, tried)
+        if outcome.match_length:
+            while len(self.matches) <= outcome.match_length:
+                self.matches.append([0, 0])
+            self.matches[outcome.match_length][0] += outcome.accepted
+            self.matches[outcome.match_length][1] += tried
+
+    def report(self, name: str) -> DrafterReport:
+        shortest = next((i for i, (_, tried) in enumerate(self.matches) if tried), 0)
+        return DrafterReport(
+            drafter=name,
+            steps=self.steps,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            by_position=tuple((hit, tried) for hit, tried in self.positions),
+            by_match=tuple((hit, tried) for hit, tried in self.matches[shortest:]),
+            draft_s=self.seconds,
+        )
+
+
+def _count(positions: list[list[int]], accepted: int, tried: int) -> None:
+    while len(positions) < tried:
+        positions.append([0, 0])
+    for i in range(tried):
+        positions[i][0] += i < accepted
+        positions[i][1] += 1
+
+
+class Sequence:
+    """A request that is being generated.
+
+    While it decodes, the target's cache holds all its tokens but the last one, which every step feeds together
+    with the draft: ``len(tokens) == slot.n + 1``.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        sink: Sink,
+        sampler: Sampler,
+        vocabulary: Vocabulary,
+        controller: Controller,
+        limit: int,
+    ) -> None:
+        self.request = request
+        self.sink = sink
+        self.sampler = sampler
+        self.controller = controller
+        self.tokens = list(request.prompt)
+        self.n_prompt = len(self.tokens)
+        self.limit = limit  # most output tokens
+        self.slot = Slot(-1)
+        self.tally = Tally()
+        self.cached = 0
+        self.drafters: tuple[str, ...] = ()
+        self.limits: dict[str, int] = {}
+        self.ngram: NgramDrafter | None = None
+        self.hidden: HiddenRows | None = None  # with the MTP cache kept in step
+        self.plan = PLAIN
+        self.draft: list[int] = []
+        self.draft_seconds = 0.0
+        self.match_length = 0
+        self.load_ms = 0.0
+        self._vocabulary = vocabulary
+        self._text = TextStream(request.sampling.stop)
+        self._pieces = ""
+        self._unsent: list[int] = []
+        self._unsent_logprobs: list[TokenLogprob] = []
+        self._started = self._first = 0.0
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether part of the prompt is still to be processed."""
+        return len(self.tokens) == self.n_prompt
+
+    @property
+    def n_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.n_prompt
+
+    def begin(self) -> None:
+        """The prompt is going to be processed now."""
+        self._started = time.perf_counter()
+
+    def take(self, token: int, row: Floats) -> str:
+        """Settle on a token, drawn from `row`; returns why the sequence ends with it, or an empty text."""
+        if not self.n_output:
+            self._first = time.perf_counter()
+        self.tokens.append(token)
+        sampling = self.request.sampling
+        if self._vocabulary.ends(token) or token in sampling.stop_tokens:
+            return "stop"
+        special = token in self.request.render_tokens
+        self._pieces += self._text.push(self._vocabulary.piece(token, special=special))
+        self._unsent.append(token)
+        if sampling.logprobs is not None:
+            self._unsent_logprobs.append(self._logprob(token, row, sampling.logprobs))
+        if self._text.stopped_by:
+            return "stop"
+        return "length" if self.n_output >= self.limit else ""
+
+    def event(self) -> TokenEvent | None:
+        """What became final since the last call, if anything."""
+        if not self._pieces:
+            return None
+        event = TokenEvent(self._pieces, tuple(self._unsent), tuple(self._unsent_logprobs))
+        self._pieces = ""
+        self._unsent.clear()
+        self._unsent_logprobs.clear()
+        return event
+
+    def finish(self, reason: str) -> tuple[TokenEvent | None, Finished]:
+        """The last text, held back until now, and the totals."""
+        now = time.perf_counter()
+        self._pieces += self._text.finish()
+        first = self._first or now
+        end = Finished(
+            reason=reason,
+            stop_text=self._text.stopped_by,
+            prompt_n=self.n_prompt - self.cached,
+            cached_n=self.cached,
+            prompt_ms=1000 * (first - self._started) if self._started else 0.0,
+            predicted_n=self.n_output,
+            predicted_ms=1000 * (now - first),
+            draft_n=self.tally.drafted,
+            draft_n_accepted=self.tally.accepted,
+            load_ms=self.load_ms,
+            report=self.tally.report(self),
+        )
+        return self.event(), end
+
+    def disable(self, drafter: str, reason: str) -> None:
+        """Go on without a drafter."""
+        self.drafters = tuple(name for name in self.drafters if name != drafter)
+        self.tally.stopped = f"{drafter}: {reason}"
+        if drafter == "mtp":
+            self.hidden = None
+
+    def outcome(self, accepted: int, seconds: float | None) -> StepOutcome:
+        """This step, for the controller and the report."""
+        plan = self.plan if self.draft else Plan()
+        return StepOutcome(plan, self.match_length, len(self.draft), accepted, seconds, self.draft_seconds)
+
+    def _logprob(self, token: int, row: Floats, alternatives: int) -> TokenLogprob:
+        """Log probabilities before any sampling stage, as llama-server gives them."""
+        highest = row.max()
+        total = float(highest) + float(np.log(np.exp(row - highest).sum(dtype=np.float64)))
+        top: Seq[int] = ()
+        if alternatives:
+            k = min(alternatives, len(row))
+            ids = np.argpartition(row, len(row) - k)[-k:]
+            top = ids[np.argsort(-row[ids], kind="stable")].tolist()
+        piece = self._vocabulary.piece
+        return TokenLogprob(
+            token,
+            piece(token, special=True),
+            float(row[token]) - total,
+            tuple((i, piece(i, special=True), float(row[i]) - total) for i in top),
+        )
