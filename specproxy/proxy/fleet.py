@@ -1,0 +1,106 @@
+"""Which backends there are, by the settings: running servers, lanes of our own on a model, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specproxy.adapters.base import Backend, ProbeResult
+from specproxy.adapters.endpoint import Endpoint
+from specproxy.adapters.http import HttpBackend
+from specproxy.config import Settings
+from specproxy.errors import BackendError
+from specproxy.proxy.managed import ManagedLanes
+from specproxy.proxy.sidecar import Sidecar
+from specproxy.proxy.status import Rung, Upstream
+from specproxy.records import Lane
+from specproxy.strategies.cost import LaneFacts
+
+__all__ = ["Fleet"]
+
+
+async def _probe(url: str) -> ProbeResult:
+    backend = HttpBackend("probe", Endpoint.parse(url))
+    try:
+        return await backend.probe()
+    finally:
+        await backend.aclose()
+
+
+class Fleet:
+    """All backends of one proxy, and what there is to say about how they came about.
+
+    With a model the lanes on it come first; a server that is named beside it gets what no lane of the model
+    answers for.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._managed = ManagedLanes(settings) if settings.model is not None else None
+        alone = self._managed is None
+        self._sidecar = Sidecar(settings.upstream, _probe) if alone or settings.upstream else None
+        self._changed: Callable[[], None] = lambda: None
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever `backends` or their lanes may have changed."""
+        self._changed = listener
+        if self._sidecar is not None:
+            self._sidecar.on_change(listener)
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """The backends in force, the first one to be asked first."""
+        own = self._managed.backend if self._managed is not None else None
+        others = self._sidecar.backends if self._sidecar is not None else ()
+        return (own, *others) if own is not None else others
+
+    @property
+    def primary(self) -> str | None:
+        """Backend to which everything goes that is not routed: a server beside the lanes of a model."""
+        if self._managed is None or self._sidecar is None:
+            return None
+        return self._sidecar.backends[0].name
+
+    @property
+    def upstreams(self) -> list[Upstream]:
+        """Servers that others run."""
+        return self._sidecar.upstreams if self._sidecar is not None else []
+
+    @property
+    def rung(self) -> Rung | None:
+        """The rung of the start-up ladder that was taken."""
+        return self._managed.rung if self._managed is not None else None
+
+    def facts(self) -> dict[str, LaneFacts]:
+        """What the learner may know beforehand, by lane id."""
+        return self._managed.facts() if self._managed is not None else {}
+
+    def address(self, lane: Lane) -> str:
+        """Base URL at which a lane itself can be reached; empty where there is none."""
+        for server in self.upstreams:
+            if server.backend == lane.backend:
+                return server.url
+        return self._managed.address(lane) if self._managed is not None else ""
+
+    def lane_failed(self, lane: Lane, error: BackendError) -> None:
+        """A lane could not be reached, or broke off."""
+        if self._sidecar is not None:
+            self._sidecar.lane_failed(lane, error)
+
+    async def start(self) -> None:
+        """Bring everything up, as far as it is ours; returns once requests can be served, or a server is away.
+
+        Raises:
+            ConfigError: the model cannot be served as configured.
+        """
+        if self._sidecar is not None:
+            await self._sidecar.start()
+        if self._managed is not None:
+            await self._managed.plan(self._changed)
+            self._changed()
+            await self._managed.start()
+
+    async def aclose(self) -> None:
+        """Stop what was started; idempotent."""
+        if self._managed is not None:
+            await self._managed.aclose()
+        if self._sidecar is not None:
+            await self._sidecar.aclose()

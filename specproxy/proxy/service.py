@@ -1,0 +1,207 @@
+"""The composition root: settings in, a running proxy out.
+
+Start-up order: statistics, then listen (a taken port ends it before any child has started), then backends.
+Until a lane is ready requests get an error in their dialect. Shutdown: drain, stop children, save.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import structlog
+
+from specproxy import __version__
+from specproxy.adapters.tasks import Tasks
+from specproxy.config import Settings
+from specproxy.errors import RequestError
+from specproxy.proxy.admin import Admin
+from specproxy.proxy.app import ProxyServer
+from specproxy.proxy.board import Board
+from specproxy.proxy.dialects import dialect_of, read_facts
+from specproxy.proxy.fleet import Fleet
+from specproxy.proxy.forward import Limits
+from specproxy.proxy.guard import Guard
+from specproxy.proxy.handlers import Handlers
+from specproxy.proxy.headers import PIN_HEADER
+from specproxy.proxy.recorder import Recorder
+from specproxy.proxy.router import Router
+from specproxy.proxy.status import board_json, lane_json
+from specproxy.records import Decision, Health, LaneStatus
+from specproxy.store import StoreWriter, open_store
+from specproxy.strategies.learner import Learner, LearnerSettings
+
+__all__ = ["Service"]
+
+SAVE_EVERY_S = 5.0
+WATCH_EVERY_S = 0.5
+STATE_FILE = "state.db"
+
+log = structlog.get_logger("specproxy")
+
+LANE_NEWS = {Health.READY: log.info, Health.STARTING: log.debug, Health.STOPPED: log.debug}
+
+
+class Service:
+    """One proxy. `start`, then `aclose` even if `start` raised."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.board = Board()
+        self.url = ""
+        self._started_at = 0.0
+        self._tasks = Tasks()
+        self._fleet = Fleet(settings)
+        learner = settings.learner
+        self.policy = Learner(
+            LearnerSettings(
+                allowance_requests=learner.allowance_requests, allowance_share=learner.allowance_share
+            )
+        )
+        self.router = Router((), self.policy, rng=np.random.default_rng(), primary=self._fleet.primary)
+        self._writer: StoreWriter | None = None
+        self._recorder: Recorder | None = None
+        self._server: ProxyServer | None = None
+        self._healths: dict[str, Health] = {}
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen, load statistics, bring backends up. Returns once lanes can be listed, ready or not.
+
+        Raises:
+            ConfigError: it cannot run as configured (port taken, model file unusable, draft that does not fit).
+        """
+        self._started_at = time.time()
+        self._fleet.on_change(self._backends_changed)
+        self.router.on_lane_error(self._fleet.lane_failed)
+        self.router.set_backends(self._fleet.backends)
+        await self._open_store()
+        await self._listen()
+        await self._fleet.start()
+        self._backends_changed()
+        self._tasks.spawn(self._save_regularly(), name="save statistics")
+        self._tasks.spawn(self._watch_lanes(), name="watch lanes")
+
+    async def aclose(self, force: asyncio.Event | None = None) -> None:
+        """Drain requests for up to the grace period (cut short when `force` is set), save, stop everything."""
+        if self._server is not None:
+            await self._drain(self._server, force)
+            await self._server.stop(0.0)
+        await self._tasks.aclose()
+        await self._fleet.aclose()
+        if self._recorder is not None:
+            self._recorder.save()
+        if self._writer is not None:
+            await self._writer.aclose()
+        if self.url:
+            log.info("stopped")
+
+    async def _drain(self, server: ProxyServer, force: asyncio.Event | None) -> None:
+        """Let requests in flight end; new ones are answered with 503 meanwhile."""
+        done = asyncio.Event()
+
+        async def drain() -> None:
+            await server.handlers.drain(self.settings.grace)
+            done.set()
+
+        async def give_up(force: asyncio.Event) -> None:
+            await force.wait()
+            done.set()
+
+        self._tasks.spawn(drain(), name="drain")
+        if force is not None:
+            self._tasks.spawn(give_up(force), name="wait for a second signal")
+        await done.wait()
+
+    async def _listen(self) -> None:
+        token = self.settings.token.get_secret_value() if self.settings.token is not None else None
+        guard = Guard(token, origins=self.settings.origins)
+        limits = Limits(inspect=self.settings.limits.inspect, body=self.settings.limits.body)
+        handlers = Handlers(self.router, admin=Admin(self, guard), guard=guard.check, limits=limits)
+        self._server = ProxyServer(handlers)
+        await self._server.start(self.settings.host, self.settings.port)
+        host, port = self._server.addresses[0]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def _open_store(self) -> None:
+        store, note = await asyncio.to_thread(open_store, self.settings.state_dir / STATE_FILE)
+        if note:
+            log.warning("statistics", note=note)
+        self._writer = StoreWriter(store, on_error=lambda error: log.warning("statistics", error=str(error)))
+        self._recorder = Recorder(self._writer, self.policy, self.board)
+        await self._recorder.restore()
+        self.router.on_observation(self._recorder)
+
+    # --- background ------------------------------------------------------------------------------
+
+    def _backends_changed(self) -> None:
+        self.router.set_backends(self._fleet.backends)
+        for lane_id, facts in self._fleet.facts().items():
+            self.policy.set_facts(lane_id, facts)
+        self._log_lanes()
+
+    async def _save_regularly(self) -> None:
+        assert self._recorder is not None
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            self._recorder.save()
+
+    async def _watch_lanes(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            self._log_lanes()
+
+    def _log_lanes(self) -> None:
+        """Log and record every change of a lane's health."""
+        for status in self.router.lanes():
+            lane, health = status.lane, status.health
+            if self._healths.get(lane.id) == health:
+                continue
+            self._healths[lane.id] = health
+            LANE_NEWS.get(health, log.warning)(f"lane {health}", lane=lane.id, note=status.note or None)
+            if self._recorder is not None and health is not Health.STARTING:
+                self._recorder.event(f"lane_{health}", status.note, lane.id)
+
+    # --- what the admin routes look at -----------------------------------------------------------
+
+    def lanes(self) -> Sequence[LaneStatus]:
+        """Every lane as it is now."""
+        return self.router.lanes()
+
+    def status(self, *, everything: bool = False) -> dict[str, Any]:
+        """What `specproxy status` shows; `everything` adds what earlier set-ups have measured."""
+        lanes = self.lanes()
+        since = self.board.since()
+        now = {status.lane.fingerprint for status in lanes}
+        board = board_json(self.board, None if everything else now)
+        board["requests"]["in_flight"] = self.router.load.in_flight
+        rung = self._fleet.rung
+        return {
+            "version": __version__,
+            "listen": self.url,
+            "uptime_s": time.time() - self._started_at,
+            "policy": {"name": self.policy.name},
+            "rung": rung.json() if rung is not None else None,
+            "upstreams": [upstream.json() for upstream in self._fleet.upstreams],
+            "lanes": [lane_json(s, since, self._fleet.address(s.lane)) for s in lanes],
+            **board,
+        }
+
+    def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Decision:
+        """Where a request would go, without running it or learning from it.
+
+        Raises:
+            RequestError: it would be passed on unread, or pins a strategy that does not exist here.
+            LaneUnavailable: no lane could take it.
+        """
+        dialect = dialect_of("POST", path.partition("?")[0])
+        if dialect is None:
+            raise RequestError(f"{path} is no route that generates text, so it is passed on as it is")
+        facts = read_facts(dialect, body)
+        if facts is None:
+            raise RequestError("this is no JSON object, so it would be passed on as it is")
+        return self.router.preview(facts, pin=headers.get(PIN_HEADER.decode()))
