@@ -1,0 +1,98 @@
+"""Options that several commands share, and how they reach a running proxy."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specproxy.config import Settings, load
+from specproxy.errors import SpecproxyError
+
+__all__ = ["ask", "config_option", "json_option", "url_of", "url_option"]
+
+TIMEOUT_S = 5.0
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+config_option: Decorator = click.option(
+    "-c", "--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="Configuration file."
+)
+url_option: Decorator = click.option(
+    "--url", metavar="URL", help="Where the proxy listens. Default: as configured."
+)
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def url_of(settings: Settings) -> str:
+    """Where a proxy with these settings is reached from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104 (compared, not bound)
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"http://{host}:{settings.port}"
+
+
+def ask(
+    url: str | None,
+    config_path: Path | None,
+    path: str,
+    body: bytes | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """GET (or POST `body` to) one of the running proxy's own routes and return its JSON.
+
+    Raises:
+        SpecproxyError: nothing answers there, or something that is not specproxy; says how to start one.
+    """
+    settings = load(config_path)
+    base = (url or url_of(settings)).rstrip("/")
+    base = base if "://" in base else f"http://{base}"
+    headers = {"Content-Type": "application/json", **(extra or {})}
+    if settings.token is not None:
+        headers["X-Specproxy-Token"] = settings.token.get_secret_value()
+    request = urllib.request.Request(f"{base}{path}", data=body, headers=headers)  # noqa: S310 (the user's own URL)
+    try:
+        with _opener().open(request, timeout=TIMEOUT_S) as reply:
+            data = json.load(reply)
+    except urllib.error.HTTPError as error:
+        raise SpecproxyError(
+            f"{base} answered {error.code} {_message(error)}", hint=_advice(error.code)
+        ) from error
+    except (OSError, ValueError) as error:
+        what = (
+            "no proxy is running at"
+            if isinstance(error, OSError)
+            else "something other than specproxy answers at"
+        )
+        start = "specproxy start" + (
+            f" --port {settings.port}" if url is None and settings.port != 8484 else ""
+        )
+        raise SpecproxyError(
+            f"{what} {base}", hint=f"start one with `{start}`, or name its address with --url"
+        ) from error
+    if not isinstance(data, dict):
+        raise SpecproxyError(f"something other than specproxy answers at {base}")
+    return data
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of an HTTP_PROXY
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        detail = json.load(error)["error"]
+        return str(detail["message"] if isinstance(detail, dict) else detail)
+    except (ValueError, KeyError, TypeError, OSError):
+        return str(error.reason)
+
+
+def _advice(status: int) -> str:
+    if status in (401, 403):
+        return "set SPECPROXY_TOKEN to the token that the proxy was started with"
+    return "is it specproxy that listens there?" if status == 404 else ""

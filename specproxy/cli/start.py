@@ -1,0 +1,145 @@
+"""`specproxy start`: settings, logs, a listening socket, and the service until a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from specproxy import __version__
+from specproxy.cli.groups import Choice
+from specproxy.cli.options import config_option
+from specproxy.config import EngineChoice, LogSettings, Settings, load
+
+if TYPE_CHECKING:
+    from specproxy.logs import LineWriter
+
+__all__ = ["start"]
+
+LOG_FORMATS = get_args(LogSettings.model_fields["format"].annotation)
+LOG_LEVELS = get_args(LogSettings.model_fields["level"].annotation)
+FILE = click.Path(path_type=Path)
+
+FLAGS: tuple[Callable[..., Any], ...] = (
+    click.option(
+        "--upstream", multiple=True, metavar="URL", help="Running server to stand in front of; repeatable."
+    ),
+    click.option("--model", metavar="GGUF", help="Model file to run, or the name of a model that Ollama has."),
+    click.option("--draft", type=FILE, metavar="GGUF", help="Draft model for it."),
+    click.option("--engine", type=Choice(get_args(EngineChoice)), help="What runs the model."),
+    click.option(
+        "--manage/--no-manage", default=None, help="Start further lanes on a running server's weights."
+    ),
+    click.option(
+        "--strategies", metavar="LIST", help="Strategies that may get a lane, such as plain,ngram,mtp:4."
+    ),
+    click.option("--host", metavar="ADDRESS", help="Address to listen on  [default: 127.0.0.1]"),
+    click.option("--port", metavar="N", help="Port to listen on, 0 for a free one  [default: 8484]"),
+    click.option("--threads", metavar="N", help="Threads of a lane."),
+    click.option("--ctx", metavar="N", help="Context in tokens for each slot."),
+    click.option("--slots", metavar="N", help="Requests that a lane answers at the same time."),
+    click.option("--n-gpu-layers", metavar="N", help="Layers on the GPU, -1 for all."),
+    click.option("--memory", metavar="SIZE", help="Memory for all started lanes together, such as 6GiB."),
+    click.option("--llama-server", type=FILE, metavar="FILE", help="llama-server binary."),
+    click.option("--llama-args", metavar="TEXT", help="Further arguments for llama-server, in one text."),
+    click.option("--state-dir", type=FILE, metavar="DIR", help="Where statistics are kept."),
+    click.option("--grace", metavar="S", help="Seconds that requests may take to finish at shutdown."),
+    click.option("--log-format", type=Choice(LOG_FORMATS), help="Form of log lines."),
+    click.option("--log-level", type=Choice(LOG_LEVELS), help="Least severe level that is logged."),
+)
+NESTED = {"log_format": "log.format", "log_level": "log.level"}
+
+
+def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(FLAGS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_flags
+@config_option
+def start(config_path: Path | None, **flags: Any) -> int:
+    """Run the proxy, until Ctrl-C or SIGTERM.
+
+    \b
+    In front of a running server:  specproxy start --upstream http://127.0.0.1:11434
+    With a model of your own:      specproxy start --model model.gguf --draft small.gguf
+    With neither, the usual ports of Ollama, llama-server and LM Studio are probed.
+    """
+    flags["upstream"] = flags["upstream"] or None
+    return run(load(config_path, {NESTED.get(name, name): value for name, value in flags.items()}))
+
+
+def run(settings: Settings) -> int:
+    """Run the service until a signal stops it; returns the exit code.
+
+    Raises:
+        ConfigError: it cannot run as configured; nothing is left running.
+    """
+    from specproxy import logs
+
+    as_json = logs.wants_json(settings.log.format, sys.stdout)
+    writer = logs.configure(level=settings.log.level, as_json=as_json)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(settings, None if as_json else writer))
+    finally:
+        writer.close()
+    return 0
+
+
+async def _serve(settings: Settings, terminal: LineWriter | None) -> None:
+    import structlog
+
+    from specproxy.cli.banner import banner
+    from specproxy.proxy.service import Service
+
+    force = _on_signals()
+    service = Service(settings)
+    try:
+        await service.start()
+        if terminal is not None:
+            for line in banner(service.status()):
+                terminal.write(line)
+        else:
+            structlog.get_logger("specproxy").info("started", url=service.url, version=__version__)
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:  # the first signal; nobody else cancels this task
+        pass
+    finally:
+        await service.aclose(force)
+
+
+def _on_signals() -> asyncio.Event:
+    """The first SIGINT or SIGTERM cancels the running task, the second sets the event that is returned."""
+    task, force = asyncio.current_task(), asyncio.Event()
+    assert task is not None
+    stopping = False
+
+    def on_signal() -> None:
+        nonlocal stopping
+        if stopping:
+            force.set()
+        else:
+            stopping = True
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    return force
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,192 @@
+"""How status and decisions look on a terminal: readable from 60 columns up, NO_COLOR respected."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["print_decision", "print_status", "size", "upstream_line"]
+
+WIDE = 76  # columns from which intervals and notes have room
+HEALTH_STYLE = {
+    "ready": "green",
+    "starting": "yellow",
+    "unhealthy": "red",
+    "quarantined": "red",
+    "dropped": "dim",
+}
+
+Row = dict[str, Any]
+
+
+def print_status(data: Row, *, by_temperature: bool = False) -> None:
+    """Print the answer of /specproxy/api/status."""
+    console = Console(highlight=False)
+    _print_head(console, data)
+    if data["lanes"]:
+        console.print(_lanes_table(data["lanes"], console.width))
+        console.print()
+    rows = data["workloads"] if by_temperature else data["kinds"]
+    if rows:
+        console.print(_workloads_table(rows, console.width))
+        console.print()
+        console.print(_legend(data), style="dim")
+    else:
+        console.print("No request has been measured yet.")
+
+
+def _print_head(console: Console, data: Row) -> None:
+    console.print(
+        f"[bold]specproxy {data['version']}[/] at {data['listen']}, up {_duration(data['uptime_s'])}, "
+        f"policy {data['policy']['name']}, {data['requests']['total']} requests"
+    )
+    for upstream in data["upstreams"]:
+        console.print(Text(upstream_line(upstream)))
+    rung = data.get("rung")
+    if rung:
+        console.print(Text(f"Rung {rung['number']} ({rung['name']}): {rung['why']}"))
+        for line in rung["advice"]:
+            console.print(Text(f"  {line}", style="yellow"))
+    console.print()
+
+
+def upstream_line(upstream: Row) -> str:
+    if not upstream["reachable"]:
+        return f"Upstream {upstream['url']}: not reachable"
+    version = f" {upstream['version']}" if upstream["version"] else ""
+    models = upstream["models"]
+    named = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+    return f"Upstream {upstream['url']}: {upstream['kind']}{version}" + (f", {named}" if models else "")
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=justify == "right", overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def _lanes_table(lanes: list[Row], width: int) -> Table:
+    columns = [
+        ("Lane", "left"),
+        ("Strategy", "left"),
+        ("Health", "left"),
+        ("Memory", "right"),
+        ("Now", "right"),
+    ]
+    table = _table(*columns, ("Note", "left")) if width >= WIDE else _table(*columns)
+    for lane in lanes:
+        style = HEALTH_STYLE.get(lane["health"], "")
+        length = f":{lane['n_max']}" if lane["n_max"] else ""
+        cells = [
+            Text(lane["id"]),
+            Text(f"{lane['strategy']}{length}"),
+            Text(lane["health"], style=style),
+            Text(size(lane["memory_bytes"])),
+            Text(str(lane["in_flight"])),
+        ]
+        table.add_row(*cells, *([Text(lane["note"], style="dim")] if width >= WIDE else []))
+        if width < WIDE and lane["note"]:
+            table.add_row(Text(f"  {lane['note']}", style="dim"))
+    return table
+
+
+def _workloads_table(rows: list[Row], width: int) -> Table:
+    speed = "Speed vs plain" if width >= WIDE else "vs plain"
+    columns = [("Workload", "left"), ("Lane", "left"), ("n", "right"), ("Share", "right"), ("Accept", "right")]
+    table = _table(*columns, ("tok/s", "right"), (speed, "right"))
+    grouped: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row["workload"]].append(row)
+    for workload, members in sorted(grouped.items(), key=lambda item: -sum(r["n"] for r in item[1])):
+        for index, row in enumerate(sorted(members, key=lambda r: -r["n"])):
+            table.add_row(
+                Text(workload if index == 0 else ""),
+                Text(row["lane"]),
+                str(row["n"]),
+                f"{row['share']:.0%}",
+                _percent(row["acceptance"]),
+                _number(row["tok_s"]),
+                _speed(row, width >= WIDE),
+            )
+    return table
+
+
+def _speed(row: Row, wide: bool) -> Text:
+    """How many times as fast as plain decoding is, with its 95% interval: the inverse of the time ratio."""
+    if row["ratio"] is None:
+        return Text("" if row["strategy"] == "plain" else "–", style="dim")
+    style = ""
+    if row["ratio_lo"] is not None:
+        style = "green" if row["ratio_hi"] < 1 else "red" if row["ratio_lo"] > 1 else ""
+    text = Text(f"{1 / row['ratio']:.2f}x", style=style)
+    if wide and row["ratio_lo"] is not None:
+        text.append(f" ({1 / row['ratio_hi']:.2f}–{1 / row['ratio_lo']:.2f})", style="dim")
+    return text
+
+
+def _legend(data: Row) -> str:
+    saved = data["saved_s"]
+    verb = "saved" if saved >= 0 else "lost"
+    return (
+        f"Decode speed with 95% interval, from unpaired requests. "
+        f"Decoding {verb} about {_duration(abs(saved))} against plain so far."
+    )
+
+
+def print_decision(data: Row) -> None:
+    """Print the answer of /specproxy/api/explain."""
+    console = Console(highlight=False)
+    console.print(Text(f"{data['workload']} → {data['lane']}", style="bold"))
+    console.print(Text(f"{data['rule']}: {data['reason']}"))
+    if data["signals"]:
+        console.print(Text(f"read from {', '.join(data['signals'])}", style="dim"))
+    if not data["candidates"]:
+        return
+    table = _table(
+        ("Lane", "left"),
+        ("Time per token vs plain" if console.width >= WIDE else "vs plain", "right"),
+        ("Evidence", "right"),
+        ("Expected", "right"),
+        ("", "left"),
+    )
+    for c in data["candidates"]:
+        table.add_row(
+            Text(c["lane"]),
+            f"{c['ratio']:.2f} ({c['ratio_lo']:.2f}–{c['ratio_hi']:.2f})",
+            f"{c['n']:.1f}",
+            _duration(c["expected_s"]) if c["expected_s"] is not None else "–",
+            Text(c["note"], style="dim"),
+        )
+    console.print(table)
+
+
+# --- small formats -------------------------------------------------------------------------------
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def size(value: int) -> str:
+    if value <= 0:
+        return "–"
+    return f"{value / 1024**3:.1f} GiB" if value >= 1024**3 else f"{value / 1024**2:.0f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"

@@ -1,0 +1,198 @@
+"""Commands that need no running proxy: help, versions, configuration, completion, and how errors look."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import specproxy
+from specproxy.cli import COMMANDS, cli, main
+from specproxy.config import ENV_PREFIX, Settings
+from tests.support.ports import free_port
+
+ROOT = Path(specproxy.__file__).parent.parent
+HEAVY = {"aiohttp", "rich", "numpy", "pydantic", "structlog", "prometheus_client", "gguf", "yaml"}
+
+
+@pytest.fixture(autouse=True)
+def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in [n for n in os.environ if n.startswith(ENV_PREFIX)]:
+        monkeypatch.delenv(name)
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command line."""
+    code = main(args)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_version_agrees_with_the_changelog(capsys: pytest.CaptureFixture[str]) -> None:
+    """--version, the package and the changelog's first entry are one version."""
+    code, out, _ = run(capsys, "--version")
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert (code, out.split()[-1]) == (0, specproxy.__version__)
+    assert newest[1] == specproxy.__version__
+
+
+def test_version_names_the_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says of each optional engine which version is there, or how to get it."""
+    _, out, _ = run(capsys, "version", "--json")
+    found = json.loads(out)
+    assert found["specproxy"] == specproxy.__version__
+    assert {"python", "llama-cpp-python", "xllamacpp", "redis"} <= set(found)
+    _, out, _ = run(capsys, "version")
+    for name, number in found.items():
+        assert f"{name:<17} {number or 'not installed'}" in out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """--help answers at once: none of the big libraries is loaded."""
+    script = "import sys; from specproxy.cli import main; main(['--help']); print(','.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not HEAVY & {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split(",")}
+    for name, (_, _, text) in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", done.stdout, re.MULTILINE)
+
+
+def test_listed_help_is_each_commands_own() -> None:
+    """The list in --help and the first line of a command's own help say the same."""
+    context = click.Context(cli)
+    for name, (_, _, text) in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert (command.help or "").split("\n\n")[0].strip().startswith(text.rstrip(".")), name
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["strat"], "No such command 'strat'; did you mean start? (see specproxy --help)"),
+        (["xyzzy"], "No such command 'xyzzy' (see specproxy --help)"),
+        (
+            ["start", "--uptream", "x"],
+            "No such option '--uptream'; did you mean --upstream? (see specproxy start --help)",
+        ),
+        (["start", "--port", "abc"], "--port: port: 'abc': should be a valid integer"),
+        (["start", "--engine", "fast"], "--engine: engine: 'fast': should be 'auto', 'embedded' or 'managed'"),
+        (
+            ["start", "--host", "0.0.0.0"],
+            "host: '0.0.0.0' is reachable from other machines, which needs a token",
+        ),
+        (["start", "--draft", "d.gguf"], "draft: a draft model needs its target"),
+        (["start", "--config", "nowhere.yaml"], "config file nowhere.yaml cannot be read: No such file"),
+        (["start", "extra"], "Got unexpected extra argument"),
+        (["config", "chek"], "No such command 'chek'; did you mean check?"),
+    ],
+)
+def test_a_command_that_cannot_be_used_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], args: list[str], line: str
+) -> None:
+    """One line on stderr with the nearest name, nothing on stdout, no traceback."""
+    code, out, err = run(capsys, *args)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith(f"specproxy: {line}")
+
+
+def test_start_has_a_flag_for_every_top_level_key() -> None:
+    """Only secrets and lists for other sites are left to file and environment."""
+    command = cli.get_command(click.Context(cli), "start")
+    assert command is not None
+    flags = {param.name for param in command.params}
+    assert set(Settings.model_fields) - flags == {"token", "origins", "learner", "limits", "log"}
+
+
+@pytest.mark.parametrize("args", [["status"], ["status", "--json"], ["explain", "-"]])
+def test_without_a_proxy_commands_say_how_to_start_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, args: list[str]
+) -> None:
+    """Exit code 1, and the command to type."""
+    port = free_port()
+    if args[-1] == "-":
+        request = tmp_path / "r.json"
+        request.write_text("{}")
+        args = ["explain", str(request)]
+    code, out, err = run(capsys, *args, "--url", f"127.0.0.1:{port}")
+    assert (code, out) == (1, "")
+    assert f"no proxy is running at http://127.0.0.1:{port}" in err
+    assert "`specproxy start`" in err
+    monkeypatch.setenv("SPECPROXY_PORT", str(port))
+    assert f"`specproxy start --port {port}`" in run(capsys, *args)[2]
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "cannot be read"), ("{", "is not JSON")])
+def test_explain_wants_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, says: str
+) -> None:
+    """A file that is missing or broken is a usage error."""
+    file = tmp_path / "r.json"
+    if text is not None:
+        file.write_text(text)
+    code, _, err = run(capsys, "explain", str(file))
+    assert code == 2
+    assert says in err
+
+
+def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A good file is fine, a bad one exits with 2 and names each problem."""
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("port: 1\n")
+    bad.write_text("prot: 1\nslots: 0\n")
+    assert run(capsys, "config", "check", str(good)) == (0, f"{good}: fine\n", "")
+    code, _, err = run(capsys, "config", "check", str(bad))
+    assert code == 2
+    assert len(err.splitlines()) == 2
+    assert "did you mean port?" in err
+
+
+def test_config_show_can_be_read_back(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is shown is the settings in force, as a file that gives them again; the token is not shown."""
+    monkeypatch.setenv("SPECPROXY_PORT", "4242")
+    monkeypatch.setenv("SPECPROXY_TOKEN", "s3cret")
+    _, out, _ = run(capsys, "config", "show")
+    assert "s3cret" not in out
+    shown = yaml.safe_load(out)
+    assert shown["port"] == 4242
+    del shown["token"]
+    assert Settings.model_validate(shown).port == 4242
+
+
+def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """The schema is valid JSON that names the keys."""
+    _, out, _ = run(capsys, "config", "schema")
+    assert set(json.loads(out)["properties"]) == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_the_program(shell: str) -> None:
+    """Each shell gets a script for specproxy."""
+    done = CliRunner().invoke(cli, ["completion", shell])
+    assert done.exit_code == 0
+    assert "_SPECPROXY_COMPLETE" in done.output
+
+
+def test_completion_completes_commands_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts' questions are answered by the installed program."""
+    env = os.environ | {
+        "_SPECPROXY_COMPLETE": "bash_complete",
+        "COMP_WORDS": "specproxy start --up",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "specproxy"], env=env, capture_output=True, text=True, check=False
+    )
+    assert "--upstream" in done.stdout

@@ -1,0 +1,158 @@
+"""`specproxy start` and `status` as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.ports import free_port
+from tests.support.server import openai_like
+
+pytestmark = pytest.mark.timeout(60)  # processes of a busy machine take their time
+COMMAND = [sys.executable, "-m", "specproxy"]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """An environment without the user's settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECPROXY_")}
+    return kept | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@contextmanager
+def started(env: Mapping[str, str], *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A proxy that answers, and its URL; stopped at the end, and its children with it."""
+    port = free_port()
+    command = [*COMMAND, "start", "--port", str(port), *args]
+    child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_healthy(child, url)
+        yield child, url
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+def wait_healthy(child: subprocess.Popen[str], url: str) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            raise AssertionError(f"ended with {child.returncode}: {child.communicate()}")
+        try:
+            with urllib.request.urlopen(f"{url}/specproxy/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.02)
+    raise AssertionError("the proxy did not come up")
+
+
+def run(env: Mapping[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], env=env, capture_output=True, text=True, timeout=30, check=False)
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        return json.load(reply)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(env: dict[str, str], number: signal.Signals) -> None:
+    """Exit code 0, JSON log lines only, nothing on stderr, no process left."""
+    with started(env, "--upstream", f"http://127.0.0.1:{free_port()}") as (child, _):
+        process = psutil.Process(child.pid)
+        assert child.stdout is not None
+        while json.loads(child.stdout.readline())["event"] != "started":
+            pass
+        child.send_signal(number)
+        out, err = child.communicate(timeout=20)
+        assert (child.returncode, err) == (0, "")
+        assert [json.loads(line)["event"] for line in out.splitlines()][-1] == "stopped"
+        assert not process.is_running()
+
+
+def test_a_taken_port_ends_it_with_exit_code_2(env: dict[str, str]) -> None:
+    """The message names the address and what to do; nothing is left running."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run(env, "start", "--port", str(port), "--upstream", "http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"specproxy: cannot listen on 127.0.0.1:{port}: ")
+    assert "choose another --port" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_an_absent_upstream_is_said_and_answered(env: dict[str, str]) -> None:
+    """The log names what was probed; requests get 503; status says that it cannot be reached."""
+    upstream = f"http://127.0.0.1:{free_port()}"
+    with started(env, "--upstream", upstream) as (child, url):
+        request = urllib.request.Request(f"{url}/v1/chat/completions", data=b'{"messages":[]}')
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=5)
+        assert caught.value.code == 503
+        caught.value.close()
+        done = run(env, "status", "--url", url)
+        assert done.returncode == 0
+        assert f"Upstream {upstream}: not reachable" in done.stdout
+        child.terminate()
+        out, _ = child.communicate(timeout=20)
+        assert upstream in out
+
+
+async def test_status_shows_what_was_measured(env: dict[str, str]) -> None:
+    """As a table and as JSON, for a request that went through."""
+    import asyncio
+
+    def session(upstream: str) -> tuple[str, dict[str, Any]]:
+        with started(env, "--upstream", upstream) as (_, url):
+            body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+            with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", data=body)):
+                pass
+            table = run(env | {"COLUMNS": "80", "NO_COLOR": "1"}, "status", "--url", url).stdout
+            return table, json.loads(run(env, "status", "--url", url, "--json").stdout)
+
+    async with openai_like() as upstream:
+        table, data = await asyncio.to_thread(session, upstream.url)
+    assert data["requests"]["total"] == 1
+    [row] = data["kinds"]
+    assert f"{row['workload']} " in table
+    assert "100%" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_on_a_terminal_it_says_where_it_listens(env: dict[str, str]) -> None:
+    """A terminal gets a banner for people instead of JSON."""
+    port, upstream = free_port(), f"http://127.0.0.1:{free_port()}"
+    leader, follower = pty.openpty()
+    command = [*COMMAND, "start", "--port", str(port), "--upstream", upstream]
+    child = subprocess.Popen(command, env=env | {"NO_COLOR": "1"}, stdout=follower, stderr=follower, text=True)
+    os.close(follower)
+    try:
+        wait_healthy(child, f"http://127.0.0.1:{port}")
+        text = b""
+        while b"Point your client at" not in text:
+            text += os.read(leader, 4096)
+        assert f"listens at http://127.0.0.1:{port}".encode() in text
+        assert f"{upstream}: not reachable".encode() in text
+        assert b'{"' not in text
+    finally:
+        child.kill()
+        child.wait()
+        os.close(leader)
