@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
 import signal
 import socket
 import subprocess
-import sys
-import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,55 +18,16 @@ import psutil
 import pytest
 
 from tests.support.ports import free_port
+from tests.support.processes import COMMAND, clean_env, run, started, wait_healthy
 from tests.support.server import openai_like
 
 pytestmark = pytest.mark.timeout(60)  # processes of a busy machine take their time
-COMMAND = [sys.executable, "-m", "specproxy"]
 
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
     """An environment without the user's settings."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECPROXY_")}
-    return kept | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_STATE_HOME": str(tmp_path / "state")}
-
-
-@contextmanager
-def started(env: Mapping[str, str], *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A proxy that answers, and its URL; stopped at the end, and its children with it."""
-    port = free_port()
-    command = [*COMMAND, "start", "--port", str(port), *args]
-    child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_healthy(child, url)
-        yield child, url
-    finally:
-        if child.poll() is None:
-            child.kill()
-        child.communicate()
-
-
-def wait_healthy(child: subprocess.Popen[str], url: str) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if child.poll() is not None:
-            raise AssertionError(f"ended with {child.returncode}: {child.communicate()}")
-        try:
-            with urllib.request.urlopen(f"{url}/specproxy/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.02)
-    raise AssertionError("the proxy did not come up")
-
-
-def run(env: Mapping[str, str], *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], env=env, capture_output=True, text=True, timeout=30, check=False)
-
-
-def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=5) as reply:
-        return json.load(reply)
+    return clean_env(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -111,6 +70,7 @@ def test_an_absent_upstream_is_said_and_answered(env: dict[str, str]) -> None:
         done = run(env, "status", "--url", url)
         assert done.returncode == 0
         assert f"Upstream {upstream}: not reachable" in done.stdout
+        assert psutil.Process(child.pid).memory_info().rss < 90e6
         child.terminate()
         out, _ = child.communicate(timeout=20)
         assert upstream in out
@@ -118,7 +78,6 @@ def test_an_absent_upstream_is_said_and_answered(env: dict[str, str]) -> None:
 
 async def test_status_shows_what_was_measured(env: dict[str, str]) -> None:
     """As a table and as JSON, for a request that went through."""
-    import asyncio
 
     def session(upstream: str) -> tuple[str, dict[str, Any]]:
         with started(env, "--upstream", upstream) as (_, url):

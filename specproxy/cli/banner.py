@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from specproxy.cli.tables import size, upstream_line
+from specproxy.cli.text import size, upstream_line
 
 __all__ = ["banner"]
 
 
-def banner(status: dict[str, Any]) -> Iterator[str]:
-    """Lines of text from the service's status: address, upstreams, rung and why, lanes, and what to do next."""
+def banner(status: dict[str, Any], width: int) -> Iterator[str]:
+    """Lines of at most `width` columns from the service's status: where it listens and what it runs on."""
+    for line in _sentences(status):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        wrapper = textwrap.TextWrapper(
+            max(width, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        yield from wrapper.wrap(line)
+
+
+def _sentences(status: dict[str, Any]) -> Iterator[str]:
+    """Address, upstreams, rung and why, lanes, and what to do next."""
     yield f"specproxy {status['version']} listens at {status['listen']}"
     for upstream in status["upstreams"]:
         yield f"  {upstream_line(upstream)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -105,7 +106,7 @@ async def _serve(settings: Settings, terminal: LineWriter | None) -> None:
     try:
         await service.start()
         if terminal is not None:
-            for line in banner(service.status()):
+            for line in banner(service.status(), shutil.get_terminal_size().columns):
                 terminal.write(line)
         else:
             structlog.get_logger("specproxy").info("started", url=service.url, version=__version__)

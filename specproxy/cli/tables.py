@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["print_decision", "print_status", "size", "upstream_line"]
+from specproxy.cli.text import duration, number, percent, size, upstream_line
+
+__all__ = ["print_decision", "print_status"]
 
 WIDE = 76  # columns from which intervals and notes have room
 HEALTH_STYLE = {
@@ -41,7 +43,7 @@ def print_status(data: Row, *, by_temperature: bool = False) -> None:
 
 def _print_head(console: Console, data: Row) -> None:
     console.print(
-        f"[bold]specproxy {data['version']}[/] at {data['listen']}, up {_duration(data['uptime_s'])}, "
+        f"[bold]specproxy {data['version']}[/] at {data['listen']}, up {duration(data['uptime_s'])}, "
         f"policy {data['policy']['name']}, {data['requests']['total']} requests"
     )
     for upstream in data["upstreams"]:
@@ -52,15 +54,6 @@ def _print_head(console: Console, data: Row) -> None:
         for line in rung["advice"]:
             console.print(Text(f"  {line}", style="yellow"))
     console.print()
-
-
-def upstream_line(upstream: Row) -> str:
-    if not upstream["reachable"]:
-        return f"Upstream {upstream['url']}: not reachable"
-    version = f" {upstream['version']}" if upstream["version"] else ""
-    models = upstream["models"]
-    named = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
-    return f"Upstream {upstream['url']}: {upstream['kind']}{version}" + (f", {named}" if models else "")
 
 
 def _table(*columns: tuple[str, str]) -> Table:
@@ -109,8 +102,8 @@ def _workloads_table(rows: list[Row], width: int) -> Table:
                 Text(row["lane"]),
                 str(row["n"]),
                 f"{row['share']:.0%}",
-                _percent(row["acceptance"]),
-                _number(row["tok_s"]),
+                percent(row["acceptance"]),
+                number(row["tok_s"]),
                 _speed(row, width >= WIDE),
             )
     return table
@@ -134,7 +127,7 @@ def _legend(data: Row) -> str:
     verb = "saved" if saved >= 0 else "lost"
     return (
         f"Decode speed with 95% interval, from unpaired requests. "
-        f"Decoding {verb} about {_duration(abs(saved))} against plain so far."
+        f"Decoding {verb} about {duration(abs(saved))} against plain so far."
     )
 
 
@@ -159,34 +152,7 @@ def print_decision(data: Row) -> None:
             Text(c["lane"]),
             f"{c['ratio']:.2f} ({c['ratio_lo']:.2f}–{c['ratio_hi']:.2f})",
             f"{c['n']:.1f}",
-            _duration(c["expected_s"]) if c["expected_s"] is not None else "–",
+            duration(c["expected_s"]) if c["expected_s"] is not None else "–",
             Text(c["note"], style="dim"),
         )
     console.print(table)
-
-
-# --- small formats -------------------------------------------------------------------------------
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
-def size(value: int) -> str:
-    if value <= 0:
-        return "–"
-    return f"{value / 1024**3:.1f} GiB" if value >= 1024**3 else f"{value / 1024**2:.0f} MiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"

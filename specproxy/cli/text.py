@@ -1,0 +1,45 @@
+"""Numbers and facts as people read them, in plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["duration", "number", "percent", "size", "upstream_line"]
+
+
+def upstream_line(upstream: dict[str, Any]) -> str:
+    """``Upstream http://… : ollama 0.33, qwen3:8b and 4 more``, or that it is away."""
+    if not upstream["reachable"]:
+        return f"Upstream {upstream['url']}: not reachable"
+    version = f" {upstream['version']}" if upstream["version"] else ""
+    models = upstream["models"]
+    named = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+    return f"Upstream {upstream['url']}: {upstream['kind']}{version}" + (f", {named}" if models else "")
+
+
+def percent(value: float | None) -> str:
+    """A share as whole percent."""
+    return "–" if value is None else f"{value:.0%}"
+
+
+def number(value: float | None) -> str:
+    """One decimal."""
+    return "–" if value is None else f"{value:.1f}"
+
+
+def size(value: int) -> str:
+    """Bytes as MiB or GiB."""
+    if value <= 0:
+        return "–"
+    return f"{value / 1024**3:.1f} GiB" if value >= 1024**3 else f"{value / 1024**2:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes, hours or days."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"
