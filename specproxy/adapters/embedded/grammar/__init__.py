@@ -1,0 +1,1 @@
+"""Grammars (GBNF) from JSON Schema."""
