@@ -96,7 +96,7 @@ def _workloads_table(rows: list[Row], width: int) -> Table:
     for row in rows:
         grouped[row["workload"]].append(row)
     for workload, members in sorted(grouped.items(), key=lambda item: -sum(r["n"] for r in item[1])):
-        for index, row in enumerate(sorted(members, key=lambda r: -r["n"])):
+        for index, row in enumerate(sorted(members, key=lambda r: (r["strategy"] != "plain", -r["n"]))):
             table.add_row(
                 Text(workload if index == 0 else ""),
                 Text(row["lane"]),

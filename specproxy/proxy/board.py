@@ -218,6 +218,10 @@ class Board:
             cell.add(seen)
         self._recent.append(_recent_row(seen, decision))
 
+    def recall(self, seen: Iterable[Observation]) -> None:
+        """Show requests of an earlier run among the recent ones, without counting them again."""
+        self._recent.extend(_recent_row(observation, None) for observation in seen)
+
     def recent(self, limit: int = RECENT) -> list[dict[str, Any]]:
         """The latest requests, newest first: numbers and names only."""
         rows = list(self._recent)[-limit:] if limit > 0 else []

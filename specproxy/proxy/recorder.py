@@ -8,7 +8,8 @@ committed after them is taken in again, so that a killed process loses no more t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -19,21 +20,36 @@ from specproxy.proxy.board import Board
 from specproxy.records import Decision, Observation
 from specproxy.store import Event, Store, StoreWriter
 from specproxy.strategies.base import Policy
+from specproxy.strategies.drift import DriftEvent
 
 __all__ = ["Recorder"]
 
 CATCH_UP = 5_000  # observations that are looked at after a state's last one
+EVENTS_SHOWN = 50
 UNTAUGHT_RULES = ("unknown_model",)  # what the router keeps from the policy
+
+_Saved = tuple[dict[str, Any] | None, dict[str, Any] | None, list[Observation], list[Event]]
 
 log = structlog.get_logger("specproxy")
 
 
 class Recorder:
-    """Takes every observation in (as a listener of the router), and saves and restores state."""
+    """Takes every observation in (as a listener of the router), and saves and restores state.
+
+    `take_changes` gives what the policy has noticed since it was last asked, such as drift.
+    """
 
     def __init__(
-        self, writer: StoreWriter, policy: Policy, board: Board, *, wall: Callable[[], float] = time.time
+        self,
+        writer: StoreWriter,
+        policy: Policy,
+        board: Board,
+        *,
+        take_changes: Callable[[], Sequence[DriftEvent]] = tuple,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        self.events: deque[Event] = deque(maxlen=EVENTS_SHOWN)
+        self._take_changes = take_changes
         self._writer = writer
         self._policy = policy
         self._board = board
@@ -47,10 +63,15 @@ class Recorder:
         self._writer.append(seen)
         self._last = seen.request_id
         log.info("request", **request_fields(seen, decision))
+        for change in self._take_changes():
+            log.warning("drift", lane=change.label, noticed=change.sentence)
+            self.event("drift", change.sentence, change.arm)
 
     def event(self, kind: str, message: str, subject: str = "") -> None:
         """Keep something that happened, for the event log."""
-        self._writer.add_event(Event(self._wall(), kind, message, subject))
+        event = Event(self._wall(), kind, message, subject)
+        self.events.append(event)
+        self._writer.add_event(event)
 
     def save(self) -> None:
         """Queue the states for writing if there is news; never blocks on a disk."""
@@ -64,21 +85,24 @@ class Recorder:
     async def restore(self) -> None:
         """Load both states and catch up. State that cannot be used is named in the log and left behind."""
         try:
-            board, policy, recent = await self._writer.run(self._read)
+            board, policy, recent, events = await self._writer.run(self._read)
         except StoreError as error:
             log.warning("earlier statistics cannot be read", error=str(error))
             return
+        self.events.extend(events)
         known = [seen.request_id for seen in recent]
-        for seen in recent[_after(known, self._load("board", board, self._board.load)) :]:
+        counted = _after(known, self._load("board", board, self._board.load))
+        self._board.recall(recent[:counted])
+        for seen in recent[counted:]:
             self._board.observe(seen)
         for seen in recent[_after(known, self._load(self._policy.name, policy, self._policy.load)) :]:
             if seen.rule not in UNTAUGHT_RULES:
                 self._policy.learn_one(seen)
         self._saved = self._last = known[-1] if known else ""
 
-    def _read(self, store: Store) -> tuple[dict[str, Any] | None, dict[str, Any] | None, list[Observation]]:
-        policy = store.load_policy(self._policy.name)
-        return store.load_policy("board"), policy, store.recent(CATCH_UP)[::-1]
+    def _read(self, store: Store) -> _Saved:
+        board, policy = store.load_policy("board"), store.load_policy(self._policy.name)
+        return board, policy, store.recent(CATCH_UP)[::-1], store.events(EVENTS_SHOWN)[::-1]
 
     def _load(
         self, name: str, saved: dict[str, Any] | None, load: Callable[[dict[str, Any]], None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,7 @@ class Service:
         if note:
             log.warning("statistics", note=note)
         self._writer = StoreWriter(store, on_error=lambda error: log.warning("statistics", error=str(error)))
-        self._recorder = Recorder(self._writer, self.policy, self.board)
+        self._recorder = Recorder(self._writer, self.policy, self.board, take_changes=self.policy.take_events)
         await self._recorder.restore()
         self.router.on_observation(self._recorder)
 
@@ -189,6 +190,7 @@ class Service:
             "upstreams": [upstream.json() for upstream in self._fleet.upstreams],
             "lanes": [lane_json(s, since, self._fleet.address(s.lane)) for s in lanes],
             **board,
+            "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
         }
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Decision:

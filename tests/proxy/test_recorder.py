@@ -13,6 +13,7 @@ from specproxy.proxy.board import Board
 from specproxy.proxy.recorder import Recorder
 from specproxy.records import Decision, Observation, Situation
 from specproxy.store import SqliteStore, StoreWriter
+from specproxy.strategies.drift import DriftEvent
 from tests.proxy.samples import NGRAM, PLAIN, decision, observation
 
 
@@ -90,6 +91,7 @@ async def test_a_kill_loses_only_what_was_not_committed(tmp_path: Path) -> None:
     await first.see("b", "c")  # no save after these
     second = await restarted(path, first)
     assert (second.policy.ids, second.counted) == (["a", "b", "c"], 3)
+    assert [row["id"] for row in second.board.recent()] == ["c", "b", "a"]
     await second.writer.aclose()
 
 
@@ -159,4 +161,22 @@ async def test_events_are_kept(tmp_path: Path) -> None:
     proxy.recorder.event("lane_ready", "loaded", "ngram")
     events = await proxy.writer.run(lambda store: store.events(5))
     assert [(e.at, e.kind, e.message, e.subject) for e in events] == [(5.0, "lane_ready", "loaded", "ngram")]
-    await proxy.writer.aclose()
+    again = await restarted(tmp_path / "state.db", proxy)
+    assert list(again.recorder.events) == events
+    await again.writer.aclose()
+
+
+async def test_what_the_policy_notices_is_logged_and_kept(tmp_path: Path) -> None:
+    """A drift alarm becomes a warning and an event, once."""
+    drift = DriftEvent(5.0, 4.0, "fp/ngram", "ngram", "code", "acceptance", 0.74, 0.31, 6, 200, False)
+    noticed = [[drift], []]
+    writer = StoreWriter(SqliteStore(tmp_path / "state.db"))
+    recorder = Recorder(
+        writer, CountingPolicy(), Board(), take_changes=lambda: noticed.pop(0), wall=lambda: 5.0
+    )
+    with capture_logs() as logs:
+        recorder(observation(), None)
+        recorder(observation(), None)
+    assert [line["noticed"] for line in logs if line["event"] == "drift"] == [drift.sentence]
+    assert [(e.kind, e.message, e.subject) for e in recorder.events] == [("drift", drift.sentence, "fp/ngram")]
+    await writer.aclose()

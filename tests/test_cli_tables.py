@@ -1,0 +1,145 @@
+"""How status and decisions look, at the widths that terminals have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specproxy.cli.banner import banner
+from specproxy.cli.tables import print_decision, print_status
+from specproxy.cli.text import duration, size
+from specproxy.proxy.admin import decision_json
+from specproxy.proxy.board import Board
+from specproxy.proxy.status import Rung, board_json, lane_json
+from specproxy.records import Health
+from tests.proxy.samples import NGRAM, PLAIN, decision, lane_status, observation
+
+
+def status() -> dict[str, Any]:
+    """A status as the service makes it: two lanes, one of them unwell, and some requests."""
+    board = Board()
+    for n in range(20):
+        board.observe(observation(PLAIN, 0.02 + n * 1e-5))
+        board.observe(observation(NGRAM, 0.01 + n * 1e-5, draft_tokens=100, accepted_tokens=74))
+    lanes = [
+        lane_status(PLAIN),
+        lane_status(NGRAM, health=Health.UNHEALTHY, note="was killed by SIGKILL", in_flight=2),
+    ]
+    upstream = {
+        "url": "http://127.0.0.1:11434",
+        "reachable": True,
+        "kind": "ollama",
+        "version": "0.33",
+        "models": list("abcde"),
+    }
+    return {
+        "version": "0.1.0",
+        "listen": "http://127.0.0.1:8484",
+        "uptime_s": 4000.0,
+        "policy": {"name": "learner"},
+        "rung": Rung(
+            2, "lanes of our own", "plain and ngram fit together", ("No lane mtp: no MTP layers.",)
+        ).json(),
+        "upstreams": [upstream],
+        "lanes": [lane_json(lane, {}) for lane in lanes],
+        **board_json(board, None),
+    }
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, data: Any
+) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_status(data)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_status_fits_and_says_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """No line is longer than the terminal; every figure is there; intervals only where there is room."""
+    text = printed(capsys, monkeypatch, columns, status())
+    assert max(map(len, text.splitlines())) <= columns
+    flat = " ".join(text.split())
+    for part in (
+        "ollama 0.33, a, b, c and 2 more",
+        "Rung 2 (lanes of our own)",
+        "No lane mtp",
+        "was killed by SIGKILL",
+    ):
+        assert part in flat
+    for part in ("code plain 20 50% – 49.8", "ngram 20 50% 74% 99.1 1.99x", "1.0 GiB", "unhealthy"):
+        assert part in flat
+    assert ("1.99x (" in flat) is (columns >= 76)
+    assert "Decoding saved about 20 s against plain so far." in flat
+
+
+def test_status_before_the_first_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle proxy says so instead of showing an empty table."""
+    data = status() | {"kinds": [], "workloads": [], "rung": None, "upstreams": [], "lanes": []}
+    assert "No request has been measured yet." in printed(capsys, monkeypatch, 80, data)
+
+
+def test_an_upstream_that_is_away_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address is there, and that nobody answers."""
+    data = status()
+    data["upstreams"][0]["reachable"] = False
+    assert "Upstream http://127.0.0.1:11434: not reachable" in printed(capsys, monkeypatch, 80, data)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_decision_names_rule_reason_and_candidates(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """What was chosen comes first, then why, then what else there was."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_decision(decision_json(decision()))
+    text = capsys.readouterr().out
+    assert text.splitlines()[:2] == ["code/greedy → ngram", "exploit: ngram is expected to be fastest"]
+    assert "0.70 (0.60–0.80)" in text
+    assert max(map(len, text.splitlines())) <= columns
+
+
+def test_no_color_is_respected(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colour where it is forced, none where NO_COLOR is set too."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[32m" in printed(capsys, monkeypatch, 80, status())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in printed(capsys, monkeypatch, 80, status())
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_the_banner_names_address_rung_lanes_and_the_next_step(columns: int) -> None:
+    """Wrapped to the terminal."""
+    lines = list(banner(status(), columns))
+    assert max(map(len, lines)) <= columns
+    flat = " ".join(" ".join(lines).split())
+    for part in (
+        "specproxy 0.1.0 listens at http://127.0.0.1:8484",
+        "Rung 2, lanes of our own: plain and ngram fit together",
+        "Lane ngram (ngram): unhealthy, 1.0 GiB, was killed by SIGKILL",
+        "Point your client at http://127.0.0.1:8484",
+    ):
+        assert part in flat
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.5, "0.5 s"), (9.99, "10 s"), (75, "75 s"), (600, "10 min"), (7300, "2.0 h"), (200_000, "2 days")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    """One unit, two figures."""
+    assert duration(seconds) == text
+
+
+def test_sizes() -> None:
+    """MiB below a GiB; nothing for nothing."""
+    assert [size(0), size(5 * 2**20), size(3 * 2**29)] == ["–", "5 MiB", "1.5 GiB"]
