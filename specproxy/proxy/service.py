@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,7 +31,7 @@ from specproxy.proxy.headers import PIN_HEADER
 from specproxy.proxy.recorder import Recorder
 from specproxy.proxy.router import Router
 from specproxy.proxy.status import board_json, lane_json
-from specproxy.records import Decision, Health, LaneStatus
+from specproxy.records import Candidate, Decision, Health, LaneStatus, Situation, TempBucket, Workload
 from specproxy.store import StoreWriter, open_store
 from specproxy.strategies.learner import Learner, LearnerSettings
 
@@ -62,6 +62,7 @@ class Service:
                 allowance_requests=learner.allowance_requests, allowance_share=learner.allowance_share
             )
         )
+        self._looking_rng = np.random.default_rng()  # looking at beliefs draws, and must not disturb decisions
         self.router = Router((), self.policy, rng=np.random.default_rng(), primary=self._fleet.primary)
         self._writer: StoreWriter | None = None
         self._recorder: Recorder | None = None
@@ -178,20 +179,33 @@ class Service:
         lanes = self.lanes()
         since = self.board.since()
         now = {status.lane.fingerprint for status in lanes}
-        board = board_json(self.board, None if everything else now)
+        board = board_json(self.board, None if everything else now, believe=self._believe(lanes))
         board["requests"]["in_flight"] = self.router.load.in_flight
         rung = self._fleet.rung
         return {
             "version": __version__,
             "listen": self.url,
             "uptime_s": time.time() - self._started_at,
-            "policy": {"name": self.policy.name},
+            "policy": {"name": self.policy.name, **self.settings.learner.model_dump()},
             "rung": rung.json() if rung is not None else None,
             "upstreams": [upstream.json() for upstream in self._fleet.upstreams],
             "lanes": [lane_json(s, since, self._fleet.address(s.lane)) for s in lanes],
             **board,
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
         }
+
+    def _believe(self, lanes: Sequence[LaneStatus]) -> Callable[[str, str], Mapping[str, Candidate]]:
+        """What the policy believes of each lane now, by target and workload, as a function of these."""
+
+        def believe(target: str, key: str) -> Mapping[str, Candidate]:
+            ready = tuple(s for s in lanes if s.lane.target == target and s.health is Health.READY)
+            if not ready:
+                return {}
+            kind, _, temperature = key.partition("/")
+            situation = Situation(Workload(kind, TempBucket(temperature)), ready, time.time())
+            return {c.lane: c for c in self.policy.choose(situation, self._looking_rng).candidates}
+
+        return believe
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Decision:
         """Where a request would go, without running it or learning from it.

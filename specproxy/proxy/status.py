@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from specproxy.adapters.base import ProbeResult
 from specproxy.proxy.board import Board, BoardRow
-from specproxy.records import LaneStatus
+from specproxy.records import Candidate, LaneStatus
 
 __all__ = ["Rung", "Upstream", "board_json", "lane_json"]
+
+Believe = Callable[[str, str], Mapping[str, Candidate]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,24 @@ def lane_json(status: LaneStatus, since: Mapping[str, float], address: str = "")
     }
 
 
-def board_json(board: Board, fingerprints: Iterable[str] | None) -> dict[str, Any]:
-    """Tables and sums of the board; `fingerprints` None takes earlier set-ups in."""
+def board_json(
+    board: Board, fingerprints: Iterable[str] | None, *, believe: Believe = lambda *_: {}
+) -> dict[str, Any]:
+    """Tables and sums of the board; `fingerprints` None takes earlier set-ups in.
+
+    `believe` gives what the policy believes of each lane (by id) on a target and workload; a workload's row
+    shows it beside what was measured.
+    """
     wanted = None if fingerprints is None else frozenset(fingerprints)
     outcomes: dict[str, int] = {}
     for cell in board.cells.values():
         for outcome, count in cell.outcomes.items():
             outcomes[outcome] = outcomes.get(outcome, 0) + count
     return {
-        "workloads": [_row_json(row) for row in board.rows(wanted)],
+        "workloads": [
+            _row_json(row) | {"believed": _belief_json(believe(row.target, row.workload).get(row.lane))}
+            for row in board.rows(wanted)
+        ],
         "kinds": [_row_json(row) for row in board.rows(wanted, by_kind=True)],
         "saved_s": board.saved_s(wanted),
         "requests": {"total": sum(outcomes.values()), "outcomes": outcomes},
@@ -108,6 +119,20 @@ def _row_json(row: BoardRow) -> dict[str, Any]:
         "output_tokens": cell.output_tokens,
         "first_at": cell.first_at,
         "last_at": cell.last_at,
+    }
+
+
+def _belief_json(candidate: Candidate | None) -> dict[str, Any] | None:
+    """Time per token relative to plain (90% interval), evidence in requests, and whether it may be chosen."""
+    if candidate is None:
+        return None
+    return {
+        "ratio": candidate.ratio,
+        "ratio_lo": candidate.ratio_lo,
+        "ratio_hi": candidate.ratio_hi,
+        "n": candidate.n,
+        "allowed": candidate.allowed,
+        "note": candidate.note,
     }
 
 

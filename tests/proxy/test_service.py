@@ -78,6 +78,9 @@ async def test_sidecar_relays_counts_and_tells(tmp_path: Path) -> None:
         assert [(lane["health"], lane["strategy"]) for lane in data["lanes"]] == [("ready", "plain")]
         [row] = data["kinds"]
         assert (row["n"], row["share"], row["tok_s"]) == (1, 1.0, pytest.approx(3 / 0.03))
+        [workload] = data["workloads"]
+        assert workload["believed"]["ratio"] == 1.0
+        assert data["policy"] == {"name": "learner", "allowance_requests": 1.0, "allowance_share": 0.02}
         assert data["requests"] == {"total": 1, "outcomes": {"complete": 1}, "in_flight": 0}
         recent = json.loads((await ask(service, "GET", "/specproxy/api/recent")).content)["recent"]
         assert [(r["outcome"], r["output_tokens"]) for r in recent] == [("complete", 4)]
