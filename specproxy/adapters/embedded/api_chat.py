@@ -23,7 +23,7 @@ from specproxy.adapters.embedded.counts import (
 from specproxy.adapters.embedded.forms import answer_form
 from specproxy.adapters.embedded.keys import SERVICE
 from specproxy.adapters.embedded.output import Answer, Delta, Kind, Part, collect, parts
-from specproxy.adapters.embedded.params import MAX_LOGPROBS, limit, sampling
+from specproxy.adapters.embedded.params import MAX_LOGPROBS, MAX_REPLIES, limit, sampling
 from specproxy.adapters.embedded.replies import Family, event, json_response
 from specproxy.adapters.embedded.service import Service, Work, threaded
 from specproxy.adapters.embedded.streaming import EVENTS, stream_reply
@@ -31,8 +31,6 @@ from specproxy.adapters.embedded.tools import openai_tools
 from specproxy.adapters.embedded.types import Finished, TokenLogprob
 
 __all__ = ["chat_completions", "conversation", "message_of"]
-
-MAX_REPLIES = 16
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:

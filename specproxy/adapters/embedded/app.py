@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from aiohttp import web
 
-from specproxy.adapters.embedded import api_chat
+from specproxy.adapters.embedded import (
+    api_anthropic,
+    api_chat,
+    api_completions,
+    api_llamacpp,
+    api_ollama,
+    api_ollama_models,
+    api_responses,
+)
 from specproxy.adapters.embedded.keys import SERVICE
 from specproxy.adapters.embedded.replies import error_response, family_of
 from specproxy.adapters.embedded.service import Service
@@ -45,9 +53,10 @@ def build_app(
         await service.aclose()
 
     app.cleanup_ctx.append(life)
-    app.router.add_get(REPORTS_PATH + "{request_id}", _report)
-    app.router.add_post("/v1/chat/completions", api_chat.chat_completions)
-    app.router.add_post("/chat/completions", api_chat.chat_completions)
+    for path, handler in POST.items():
+        app.router.add_post(path, handler)
+    for path, handler in GET.items():
+        app.router.add_get(path, handler)
     return app
 
 
@@ -77,6 +86,44 @@ async def _report(request: web.Request) -> web.StreamResponse:
     if report is None:
         raise RequestError("there is no report for this request", status=404)
     return web.Response(body=encode_report(report), content_type="application/json")
+
+
+POST: Mapping[str, Handler] = {
+    "/v1/chat/completions": api_chat.chat_completions,
+    "/chat/completions": api_chat.chat_completions,
+    "/v1/completions": api_completions.completions,
+    "/v1/embeddings": api_completions.embeddings,
+    "/embeddings": api_completions.embeddings,
+    "/v1/responses": api_responses.responses,
+    "/responses": api_responses.responses,
+    "/v1/messages": api_anthropic.messages,
+    "/v1/messages/count_tokens": api_anthropic.count_tokens,
+    "/completion": api_llamacpp.completion,
+    "/completions": api_llamacpp.completion,
+    "/tokenize": api_llamacpp.tokenize,
+    "/detokenize": api_llamacpp.detokenize,
+    "/apply-template": api_llamacpp.apply_template,
+    "/api/chat": api_ollama.chat,
+    "/api/generate": api_ollama.generate,
+    "/api/embed": api_ollama.embed_many,
+    "/api/embeddings": api_ollama.embed_one,
+    "/api/show": api_ollama_models.show,
+}
+
+GET: Mapping[str, Handler] = {  # HEAD too
+    "/": api_ollama_models.greeting,
+    "/api/version": api_ollama_models.version,
+    "/api/tags": api_ollama_models.tags,
+    "/api/ps": api_ollama_models.ps,
+    "/v1/models": api_completions.models,
+    "/models": api_completions.models,
+    "/health": api_llamacpp.health,
+    "/v1/health": api_llamacpp.health,
+    "/props": api_llamacpp.props,
+    "/slots": api_llamacpp.slots,
+    "/metrics": api_llamacpp.metrics,
+    REPORTS_PATH + "{request_id}": _report,
+}
 
 
 async def serve_site(app: web.Application, site: Callable[[web.AppRunner], web.BaseSite]) -> web.AppRunner:

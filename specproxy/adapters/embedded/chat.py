@@ -41,8 +41,8 @@ class Conversation:
     """A chat request, whatever its dialect. Messages are in OpenAI's form, see `normal_message`.
 
     `form` constrains the answer, and `tools` may be called in its place. `thinking` None leaves it to the
-    template whether to reason. `split` tells reasoning from the answer; without it the text stays as the model wrote it. `prefill` lets the
-    reply go on from a last message of the assistant.
+    template whether to reason. `split` tells reasoning from the answer; without it the text stays as the model
+    wrote it. `prefill` lets the reply go on from a last message of the assistant.
     """
 
     messages: Sequence[Mapping[str, Any]] = field(repr=False)

@@ -9,7 +9,7 @@ from specproxy.adapters.embedded.body import FieldError, Fields
 from specproxy.adapters.embedded.grammar.gbnf import Grammar
 from specproxy.adapters.embedded.grammar.schema import SchemaError, SchemaWriter
 
-__all__ = ["FREE", "Form", "answer_form", "schema_rule"]
+__all__ = ["FREE", "Form", "answer_form", "form_grammar", "schema_rule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,15 @@ def _schema(body: Fields) -> Form:
 def _grammar(body: Fields) -> Form:
     text = body.text("grammar")
     return Form(gbnf=text, field="grammar") if text else FREE
+
+
+def form_grammar(body: Fields) -> str | None:
+    """The grammar of a plain completion: the client's own, or its schema's. Raises as `answer_form` does."""
+    form = answer_form(body)
+    if form.schema is None:
+        return form.gbnf
+    grammar = Grammar()
+    return grammar.text(schema_rule(grammar, form.schema, form.field))
 
 
 def schema_rule(grammar: Grammar, schema: Any, field: str) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 from specproxy.adapters.embedded.body import Fields
 from specproxy.adapters.embedded.types import Sampling
 
-__all__ = ["MAX_LOGPROBS", "REFUSED", "limit", "sampling", "stop_strings"]
+__all__ = ["MAX_LOGPROBS", "MAX_REPLIES", "REFUSED", "limit", "sampling", "stop_strings"]
 
 MAX_LOGPROBS = 100  # alternatives a token; OpenAI allows 20, llama-server any number
+MAX_REPLIES = 16  # sequences for one request
 MAX_STOPS = 64
 
 SAMPLER_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]

@@ -1,8 +1,8 @@
 """Regular expressions as JSON Schema uses them (ECMA 262, without what is not regular) → automata.
 
 Supported: literals, ``.``, classes, ``\\d \\w \\s`` and their opposites, ``\\uXXXX``, ``\\xXX``, groups,
-alternation, all quantifiers, ``^`` and ``$`` anywhere. Refused by name: look-around, back references, word boundaries,
-Unicode properties.
+alternation, all quantifiers, ``^`` and ``$`` anywhere. Refused by name: look-around, back references, word
+boundaries, Unicode properties.
 """
 
 from __future__ import annotations

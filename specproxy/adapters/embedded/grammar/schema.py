@@ -4,8 +4,8 @@ Every text of the grammar fits the schema, with two reservations: of `oneOf` the
 a model that writes an undeclared key twice is not stopped. The other way round, a few things that would fit are
 left out: members come in the order of `properties`, undeclared ones are only written where
 `additionalProperties` asks for them (or nothing is declared), a missing `type` is read off the other keywords,
-and white space is limited. A keyword that changes what is legal and cannot be expressed raises SchemaError, which
-names it; annotations are ignored.
+and white space is limited. A keyword that changes what is legal and cannot be expressed raises SchemaError,
+which names it; annotations are ignored.
 """
 
 from __future__ import annotations
