@@ -51,7 +51,7 @@ class Noise(_Part):
     swing: float = 0.02  # sd of the machine's slow swings
     swing_requests: float = 40.0  # how long they last
     stall_share: float = 0.005  # share of requests with a stall
-    stall: float = 1.0  # mean ln(time per token) that a stall adds
+    stall: float = Field(default=0.5, ge=0, lt=1)  # mean ln(time per token) that a stall adds
 
 
 class Traffic(_Part):

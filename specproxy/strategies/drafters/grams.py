@@ -74,11 +74,11 @@ def previous_places(tokens: npt.NDArray[np.int64], n: int) -> list[int]:
     at = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
     neighbours = np.flatnonzero((keys[1:] ^ keys[:-1]) >> bits == 0)
     earlier, later = at[neighbours], at[neighbours + 1]
-    for offset in range(n):
-        if not np.array_equal(tokens[earlier + offset], tokens[later + offset]):  # two grams, one hash
-            index = GramIndex(n)
-            index.extend(tokens.tolist())
-            return index.previous
+    grams = np.lib.stride_tricks.sliding_window_view(tokens, n)
+    if not np.array_equal(grams[earlier], grams[later]):  # two grams, one hash
+        index = GramIndex(n)
+        index.extend(tokens.tolist())
+        return index.previous
     previous[later + (n - 1)] = earlier + (n - 1)
     return previous.tolist()
 
