@@ -1,4 +1,4 @@
-"""Incremental splitters that observe a stream: server-sent events, and JSON lines. They never alter bytes.
+"""Incremental readers that observe a stream: server-sent events, JSON lines, documents. They never alter bytes.
 
 Any chunking of a stream gives the same events. Memory is bounded: of an event longer than the limit only its
 end is kept, which is where servers put usage and timings.
@@ -6,7 +6,7 @@ end is kept, which is where servers put usage and timings.
 
 from __future__ import annotations
 
-__all__ = ["EVENT_LIMIT", "LineSplitter", "SseSplitter", "event_data"]
+__all__ = ["EVENT_LIMIT", "LineSplitter", "SseSplitter", "Tail", "event_data"]
 
 EVENT_LIMIT = 1 << 16
 
@@ -73,6 +73,28 @@ class SseSplitter:
         if data:
             self._after_cr = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+class Tail:
+    """The last `limit` bytes of a document; `whole` says that they are all of it."""
+
+    def __init__(self, limit: int = EVENT_LIMIT) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+        self.whole = True
+
+    def feed(self, data: bytes) -> None:
+        """Take in the next bytes; amortised, every byte is copied twice at most."""
+        self._kept += data[-self._limit :]
+        self.whole = self.whole and len(data) <= self._limit
+        if len(self._kept) > 2 * self._limit:
+            del self._kept[: -self._limit]
+            self.whole = False
+
+    def end(self) -> bytes:
+        """What is kept."""
+        self.whole = self.whole and len(self._kept) <= self._limit
+        return bytes(self._kept[-self._limit :])
 
 
 def event_data(event: bytes) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from specproxy.adapters.base import Headers
 from specproxy.proxy.dialects.fields import Json, mapping, objects
 from specproxy.proxy.dialects.replies import Figures, parse_object, salvage
-from specproxy.proxy.split import EVENT_LIMIT, LineSplitter, SseSplitter, event_data
+from specproxy.proxy.split import EVENT_LIMIT, LineSplitter, SseSplitter, Tail, event_data
 from specproxy.records import Dialect, TimingSource
 
 __all__ = ["ReplyFacts", "Tap"]
@@ -46,7 +46,7 @@ _CONTENT = re.compile(
 # Events that may carry content, where other events hold text too.
 _CONTENT_ONLY_IN = {Dialect.OPENAI_RESPONSES: b'.delta"', Dialect.ANTHROPIC: b"content_block_delta"}
 
-_FIGURE_MARKS = (b'"timings"', b'"usage"', b'"error"', b'"stats"', b'"metrics"', b'"sglext"')
+_FIGURE_MARKS = (b'"timings"', b'"usage"', b'"error"', b"error:", b'"stats"', b'"metrics"', b'"sglext"')
 _END_MARKS: dict[Dialect, tuple[bytes, ...]] = {
     Dialect.OPENAI_CHAT: (b"[DONE]", b'"finish_reason":"', b'"finish_reason": "'),
     Dialect.OPENAI_COMPLETIONS: (b"[DONE]", b'"finish_reason":"', b'"finish_reason": "'),
@@ -101,11 +101,10 @@ class Tap:
         self._figures = Figures()
         self._splitter: SseSplitter | LineSplitter | None = None
         self._sse = False
-        self._document = b""
+        self._document = Tail()
         self._readable = False
-        self._end_marks: tuple[bytes, ...] = _END_MARKS.get(dialect, ()) if dialect else ()
+        self._marks = _END_MARKS[dialect] + _FIGURE_MARKS if dialect else ()
         self._gate = _CONTENT_ONLY_IN.get(dialect, b"") if dialect else b""
-        self._status = 0
         self._events = 0
         self._first_at: float | None = None
         self._done_at: float | None = None
@@ -116,13 +115,15 @@ class Tap:
         """Events with content so far: beside `output_tokens`, what `tokens_per_event` is learned from."""
         return self._events
 
-    def head(self, status: int, headers: Headers, now: float) -> None:
+    def head(
+        self,
+        status: int,
+        headers: Headers,
+        now: float,  # noqa: ARG002  # every call carries the time; here it is not needed yet
+    ) -> None:
         """Take in the status and headers, which say how the body is to be read."""
         values = {name.lower(): value.strip().lower() for name, value in headers}
-        self._status = status
         self._error = status >= 400
-        if self._started is None:
-            self._started = now
         self._readable = self._dialect is not None and values.get(b"content-encoding", b"") in (
             b"",
             b"identity",
@@ -144,7 +145,7 @@ class Tap:
         splitter = self._splitter
         for part in parts:
             if splitter is None:
-                self._document = (self._document + part)[-EVENT_LIMIT - 1 :]
+                self._document.feed(part)
             else:
                 for event in splitter.feed(part):
                     self._event(event, now)
@@ -167,11 +168,10 @@ class Tap:
             self._events += 1
             if self._first_at is None:
                 self._first_at = now
-        for mark in self._end_marks:
-            if mark in event:
-                self._inspect(event, now)
-                return
-        for mark in _FIGURE_MARKS:
+        if len(event) >= EVENT_LIMIT:
+            self._take(salvage(event), now)
+            return
+        for mark in self._marks:
             if mark in event:
                 self._inspect(event, now)
                 return
@@ -181,11 +181,10 @@ class Tap:
         data = event_data(event) if self._sse else event
         if data == b"[DONE]":
             self._mark_done(now)
-            return
-        payload = parse_object(data)
-        if payload is None:
-            payload = salvage(event) if len(event) >= EVENT_LIMIT else {}
-        self._take(payload, now)
+        elif event.startswith(b"error:"):
+            self._error = True
+        else:
+            self._take(parse_object(data) or {}, now)
 
     def _take(self, payload: Json, now: float) -> None:
         self._figures.read(payload)
@@ -200,16 +199,12 @@ class Tap:
 
     def _read_document(self, now: float) -> None:
         """A reply in one piece: parsed whole if it was kept whole, else by what its end holds."""
-        if len(self._document) > EVENT_LIMIT:
-            self._figures.read(salvage(self._document))
-            ended = self._document.rstrip().endswith(b"}")
-        else:
-            payload = parse_object(self._document)
-            if payload is not None:
-                self._figures.read(payload)
-                self._error = self._error or _is_error(payload)
-            ended = payload is not None
-        if ended:
+        text = self._document.end()
+        payload = parse_object(text) if self._document.whole else salvage(text)
+        if payload is not None:
+            self._figures.read(payload)
+            self._error = self._error or _is_error(payload)
+        if payload is not None and text.rstrip().endswith(b"}"):
             self._mark_done(now)
 
     # --- concluding ------------------------------------------------------------------------------
@@ -270,13 +265,16 @@ def _is_error(payload: Json) -> bool:
 
 
 def _is_end(dialect: Dialect, payload: Json) -> bool:
-    """Whether an object of a stream says that the text is complete."""
+    """Whether an object of a stream says that the text is complete.
+
+    Of an object too long to keep, `done` or `stop` may be cut off; what stands only in last objects tells then.
+    """
     if dialect in _OPENAI:
         return any(isinstance(choice.get("finish_reason"), str) for choice in _choices(payload))
     if dialect in _OLLAMA:
-        return payload.get("done") is True
+        return payload.get("done") is True or "eval_count" in payload
     if dialect in _LLAMACPP:
-        return payload.get("stop") is True
+        return payload.get("stop") is True or "stop_type" in payload
     if dialect is Dialect.ANTHROPIC:
         return payload.get("type") == "message_stop"
     return payload.get("type") in ("response.completed", "response.incomplete")

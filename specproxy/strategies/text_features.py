@@ -60,15 +60,15 @@ _SECOND_PERSON = re.compile(
 
 _CODE_STARTS = tuple(
     """
-def |class |async def |func |fn |function |public |private |protected |static |import |#include|package |return |
-return;|elif |try:|try {|except |finally|raise |throw |const |let |var |int |void |SELECT |INSERT |UPDATE |
-CREATE |self.|this.|print(|console.|//|/*|#!|@|} |) |<?php|<!DOCTYPE|<html|<div
+def |class |async def |func |fn |function |public |private |protected |static |import |#include|package |
+return |return;|elif |try:|try {|except |finally|raise |throw |const |let |var |int |void |SELECT |INSERT |
+UPDATE |CREATE |self.|this.|print(|console.|//|/*|#!|@|} |) |<?php|<!DOCTYPE|<html|<div
 """.replace("\n", "").split("|")
 )
 _CODE_ENDS = (";", "{", "}", "):", "({", "});", "],", "),", "else:", "/>")
 _CODE_SHAPES = re.compile(
     r"from [\w.]+ import |[\w.\[\]'\"]+ ?[-+*/|:]?= ?\S|[\w.]+\([^()]*\)$|(?:if|for|while|with) .*:$"
-    r"|(?:if|for|while) \(|</?(?:div|span|p|a|ul|li|table|tr|td|body|head|script|style|form|input|button|h\d)[ >]"
+    r"|(?:if|for|while) \(|</?(?:div|span|p|a|ul|li|table|tr|td|body|head|script|style|form|input|h\d)[ >]"
 )
 _TAGS_OF_TEXT = frozenset({"", "text", "txt", "markdown", "md", "plaintext"})
 

@@ -32,8 +32,8 @@ _NS = 1e-9
 # What can be dug out of the end of an object whose beginning is gone. A quote inside a JSON string is always
 # escaped, so a quoted key with no backslash before it is a real key.
 _SCALARS = re.compile(
-    rb'(?<!\\)"(eval_count|eval_duration|prompt_eval_count|prompt_eval_duration|load_duration|done|stop)"'
-    rb"\s*:\s*(\d+|true|false)"
+    rb'(?<!\\)"(eval_count|eval_duration|prompt_eval_count|prompt_eval_duration|load_duration|done|stop'
+    rb'|stop_type)"\s*:\s*(\d+|true|false|"\w*")'
 )
 _OBJECTS = re.compile(rb'(?<!\\)"(timings|usage|stats|metrics|sglext)"\s*:\s*(?=\{)')
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
@@ -114,23 +114,28 @@ class Figures:
 
 def parse_object(data: bytes) -> Json | None:
     """The JSON object in `data`, or None."""
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
+    value = _value(data)
     return value if isinstance(value, dict) else None
 
 
 def salvage(tail: bytes) -> Json:
     """Figures out of the end of a JSON object that was too long to keep. Of equal keys the last one counts."""
     found: Json = {}
-    for match in _SCALARS.finditer(tail):
-        found[match.group(1).decode()] = orjson.loads(match.group(2))
-    for match in _OBJECTS.finditer(tail):
-        value = parse_object(tail[match.end() : _closing(tail, match.end())])
+    for scalar in _SCALARS.finditer(tail):
+        found[scalar.group(1).decode()] = _value(scalar.group(2))
+    last = {match.group(1).decode(): match.end() for match in _OBJECTS.finditer(tail)}
+    for name, start in last.items():
+        value = parse_object(tail[start : _closing(tail, start)])
         if value is not None:
-            found[match.group(1).decode()] = value
+            found[name] = value
     return found
+
+
+def _value(text: bytes) -> object:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
 
 
 def _closing(data: bytes, start: int) -> int:
