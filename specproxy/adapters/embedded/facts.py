@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.types import ModelCard
 from specproxy.adapters.embedded.vocabulary import Vocabulary
 from specproxy.adapters.gguf_facts import ModelFacts
+from specproxy.errors import ConfigError, ModelFileError
 from specproxy.records import Strategy
 
-__all__ = ["model_card", "strategies"]
+__all__ = ["check_memory", "memory_needs", "model_card", "strategies"]
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+MIB = 1 << 20
+F16 = 2  # bytes of an element, which is what `ModelFacts` counts caches in
 
 
 def strategies(limits: Mapping[str, int]) -> tuple[Strategy, ...]:
@@ -25,6 +32,68 @@ def strategies(limits: Mapping[str, int]) -> tuple[Strategy, ...]:
     return (Strategy(), *(Strategy(drafters) for drafters in [*names, *pairs, *auto]))
 
 
+def memory_needs(
+    target: ModelFacts, draft: ModelFacts | None, options: EngineOptions, *, context: int, states: int
+) -> dict[str, int]:
+    """Bytes that weights, caches and recurrent states take, draft and MTP head by themselves.
+
+    Args:
+        target: facts about the target.
+        draft: facts about the draft model, if there is one.
+        options: sizes and cache types.
+        context: tokens for each sequence.
+        states: recurrent states kept for rollback, beside the current one.
+    """
+    cells = context * options.parallel
+    wide = (_element_bytes(options.type_k) + _element_bytes(options.type_v)) / (2 * F16)
+
+    def cache(facts: ModelFacts) -> int:
+        return int(facts.kv_bytes_per_token * cells * wide)
+
+    mtp = target.has_mtp and options.mtp
+    needs = {
+        "weights": target.weight_bytes - (0 if mtp else target.mtp_bytes),
+        "kv": cache(target),
+        "states": target.state_bytes * options.parallel * (1 + states),
+    }
+    if mtp:
+        needs["mtp"] = cache(target) * target.mtp_layers // max(1, target.block_count)
+    if draft is not None:
+        needs["draft"] = draft.weight_bytes + cache(draft)
+    return needs
+
+
+def check_memory(needs: Mapping[str, int], available: int, context: int, parallel: int) -> None:
+    """Refuse a load that would only end with the process being killed.
+
+    Mapped weights may be dropped and read again, so they are left out.
+
+    Raises:
+        ModelFileError: the caches need more than is available.
+    """
+    caches = sum(size for name, size in needs.items() if name != "weights")
+    if caches > available:
+        raise ModelFileError(
+            f"a context of {context} tokens for {parallel} sequences needs {caches // MIB} MiB, "
+            f"and {available // MIB} MiB are free",
+            hint="a smaller context or fewer parallel sequences need less memory",
+        )
+
+
+def _element_bytes(cache_type: str | None) -> float:
+    """Bytes of one element of a KV cache.
+
+    Raises:
+        ConfigError: a cache cannot be of this type.
+    """
+    if cache_type is None:
+        return F16
+    if cache_type.lower() not in CACHE_TYPES:
+        raise ConfigError(f"a KV cache can be {', '.join(CACHE_TYPES)}, not {cache_type}")
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[cache_type.upper()]]
+    return float(size / block)
+
+
 def model_card(
     options: EngineOptions,
     facts: ModelFacts,
@@ -33,6 +102,7 @@ def model_card(
     context: int,
     limits: Mapping[str, int],
     refused: Mapping[str, str],
+    memory: Mapping[str, int],
 ) -> ModelCard:
     """The card of a model with `context` tokens for each sequence."""
     return ModelCard(
@@ -51,4 +121,5 @@ def model_card(
         eos=vocabulary.eos,
         strategies=strategies(limits),
         refused=dict(refused),
+        memory=dict(memory),
     )

@@ -11,19 +11,18 @@ import psutil
 from llama_cpp import llama_cpp as lib
 
 from specproxy.adapters.embedded.drafters import ChainedDrafter, DraftModel, MtpHead
-from specproxy.adapters.embedded.facts import model_card
+from specproxy.adapters.embedded.facts import check_memory, memory_needs, model_card
 from specproxy.adapters.embedded.llama import Batch, Context, ContextParams, Model, nextn_missing
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.vocabulary import Vocabulary
 from specproxy.adapters.gguf_facts import check_pair, read_facts
-from specproxy.errors import ConfigError, ModelFileError
+from specproxy.errors import ModelFileError
 
 __all__ = ["Runtime"]
 
 log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 8192
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
 class Runtime:
@@ -63,22 +62,27 @@ class Runtime:
             context=self.per_sequence,
             limits=self.limits,
             refused=self.refused,
+            memory=self.memory,
         )
 
     def _load(self, options: EngineOptions) -> None:
         self.facts = read_facts(options.model)
-        if options.draft is not None:
-            for warning in check_pair(self.facts, read_facts(options.draft)):
+        draft = None if options.draft is None else read_facts(options.draft)
+        if draft is not None:
+            for warning in check_pair(self.facts, draft):
                 log.warning("%s", warning)
-        self.target = self._model(options.model, options, mtp=options.mtp and not nextn_missing())
+        train = self.facts.context_length or DEFAULT_CONTEXT
+        self.per_sequence = options.context or min(train, DEFAULT_CONTEXT)
+        longest = max(options.draft_max, options.mtp_max, options.ngram_max)
+        states = longest if self.facts.recurrent else 0
+        self.memory = memory_needs(self.facts, draft, options, context=self.per_sequence, states=states)
+        if not options.weights.gpu_layers:
+            check_memory(self.memory, psutil.virtual_memory().available, self.per_sequence, options.parallel)
+        self.target = self._model(options.model, options, mtp=options.mtp and not self._no_head())
         if not self.target.generates:
             raise ModelFileError(f"{options.model} is not a causal language model")
-        train = self.target.train_context
-        self.per_sequence = options.context or min(train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-        longest = max(options.draft_max, options.mtp_max, options.ngram_max)
         outputs = options.parallel * (longest + 1)
         self.slots = options.parallel + (0 if self.target.recurrent else options.cached)
-        states = longest if self.target.recurrent else 0
         self.context = self._context(self.target, options, outputs=outputs, states=states)
         self.batch = Batch(options.batch + outputs)
         self._allow(options)
@@ -109,16 +113,10 @@ class Runtime:
 
     def _load_mtp(self, options: EngineOptions) -> Mapping[str, str]:
         """Set up the MTP head; returns why not, if not."""
-        heads = self.target.mtp_heads
         if not options.mtp:
             return {"mtp": "it was switched off"}
-        if missing := nextn_missing():
-            log.warning("no multi-token prediction: %s", missing)
-            return {"mtp": missing}
-        if heads == 0:
-            return {"mtp": "the model has no multi-token-prediction head"}
-        if heads > 1:
-            return {"mtp": f"the model chains {heads} prediction heads, and only single heads are supported"}
+        if why := self._no_head():
+            return {"mtp": why}
         try:
             context = self._context(self.target, options, outputs=self.slots, mtp=True)
         except ModelFileError as error:
@@ -126,6 +124,19 @@ class Runtime:
         context.want_hidden(True, outputs_only=True)
         self.drafters["mtp"] = MtpHead(context, Batch(options.batch, self.target.n_embd))
         return {}
+
+    def _no_head(self) -> str:
+        """Why the target has no MTP head that can be used, or an empty text."""
+        heads = self.facts.mtp_layers
+        if heads == 0:
+            return "the model has no multi-token-prediction head"
+        if not self.facts.has_mtp:
+            return f"llama.cpp has no multi-token prediction for {self.facts.architecture}"
+        if heads > 1:
+            return f"the model chains {heads} prediction heads, and only single heads are supported"
+        if missing := nextn_missing():
+            log.warning("no multi-token prediction: %s", missing)
+        return missing
 
     def _model(self, path: Path, options: EngineOptions, *, mtp: bool = False) -> Model:
         model = Model(path, replace(options.weights, mtp=mtp))
@@ -163,13 +174,5 @@ class Runtime:
 
 
 def _cache_type(name: str | None) -> int | None:
-    """The ggml type of a KV cache.
-
-    Raises:
-        ConfigError: it is none of those that caches can have.
-    """
-    if name is None:
-        return None
-    if name.lower() not in CACHE_TYPES:
-        raise ConfigError(f"a KV cache can be {', '.join(CACHE_TYPES)}, not {name}")
-    return int(getattr(lib, f"GGML_TYPE_{name.upper()}"))
+    """The ggml type of a KV cache; the name has been checked with the memory that it needs."""
+    return None if name is None else int(getattr(lib, f"GGML_TYPE_{name.upper()}"))

@@ -41,6 +41,7 @@ Event = TokenEvent | Finished | SpecproxyError
 
 MTP_GAP = 256  # prompt tokens
 LAZY_ROWS = 32  # hidden rows that may wait before the MTP cache is brought in step
+FEW_ROWS = 8  # hidden rows that are not worth a decode when a sequence ends
 
 
 class Scheduler:
@@ -384,6 +385,8 @@ class Scheduler:
             self._emit(sequence.sink, event)
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
+        if sequence.hidden is not None and sequence.hidden.n > FEW_ROWS:
+            self._in_step(sequence)  # or the next turn would have to go through the text again
         event, end = sequence.finish(reason)
         if event is not None:
             self._emit(sequence.sink, event)

@@ -122,6 +122,7 @@ class ModelCard:
     eos: int
     strategies: tuple[Strategy, ...]  # those that can run, plain first
     refused: Mapping[str, str] = field(default_factory=dict)  # strategy name → why it cannot run
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes: weights, kv, states, and mtp, draft if any
 
 
 class Engine(Protocol):

@@ -1,0 +1,561 @@
+"""Text and counters of the engine, whatever shares its steps. The models' texts are known beforehand."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.calibrated import CalibratedPair
+from tests.support.embedded import GREEDY, ByHand, Reader, reference, request
+
+# isort: split
+from specproxy.adapters.embedded import drafters
+from specproxy.adapters.embedded.llama import Batch, Context
+from specproxy.adapters.embedded.types import Sampling, TokenEvent
+from specproxy.errors import RequestError, SpecproxyError
+
+pytestmark = pytest.mark.embedded
+
+STRATEGIES = ("plain", "ngram", "draft", "mtp", "ngram+draft", "ngram+mtp", "auto")
+KNOWN = ("json", "code", "edit", "prose")
+WARM = Sampling(temperature=1.0, seed=11)
+
+
+@pytest.fixture(scope="module")
+def calibrated(pair: CalibratedPair) -> Iterator[ByHand]:
+    """An engine on the calibrated pair."""
+    engine = ByHand(pair.target, pair.draft)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def random(noisy: tuple[Path, Path]) -> Iterator[ByHand]:
+    """An engine on the random pair."""
+    engine = ByHand(*noisy)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(autouse=True)
+def empty(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test starts with empty caches."""
+    yield
+    for name in ("calibrated", "random"):
+        if name in request.fixturenames:
+            engine: ByHand = request.getfixturevalue(name)
+            engine.scheduler.fail_all(SpecproxyError("test over"))
+            engine.forget()
+
+
+def prompt(engine: ByHand, pair: CalibratedPair, region: str, start: int = 0) -> list[int]:
+    return engine.tokenize("please rewrite this " + pair.marker(region, start))
+
+
+# --- what is said, and how much of it was guessed ------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("region", KNOWN)
+def test_text_is_the_models_own(calibrated: ByHand, pair: CalibratedPair, region: str, strategy: str) -> None:
+    (reader,) = calibrated.run(request(prompt(calibrated, pair, region), strategy, tokens=60))
+    assert reader.text == pair.text(region, 60)
+    assert reader.ids == pair.text_ids(region, 60)
+    assert (reader.end.reason, reader.end.predicted_n) == ("length", 60)
+
+
+@pytest.mark.parametrize("strategy", ["draft", "mtp"])
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("region", KNOWN)
+def test_acceptance_is_the_known_one(
+    calibrated: ByHand, pair: CalibratedPair, region: str, strategy: str, length: int
+) -> None:
+    (reader,) = calibrated.run(request(prompt(calibrated, pair, region), f"{strategy}:{length}", tokens=80))
+    expected = pair.expect(region, strategy, 80, n_max=length)
+    assert (reader.end.draft_n, reader.end.draft_n_accepted) == (expected.drafted, expected.accepted)
+
+
+def test_ngram_drafts_nothing_before_the_text_repeats_and_all_of_it_after(
+    calibrated: ByHand, pair: CalibratedPair
+) -> None:
+    (reader,) = calibrated.run(request(prompt(calibrated, pair, "edit"), "ngram", tokens=60))
+    period = 12
+    # 12 words and 3 more until a place is found; the last token of each step comes for free
+    assert reader.end.draft_n == reader.end.draft_n_accepted
+    assert reader.end.draft_n >= (60 - period - 3) * 8 // 9 - 1
+
+
+def test_report_adds_up(calibrated: ByHand, pair: CalibratedPair) -> None:
+    (reader,) = calibrated.run(request(prompt(calibrated, pair, "edit"), "ngram+mtp", tokens=60))
+    end, report = reader.end, reader.end.report
+    assert report is not None
+    assert sum(d.drafted for d in report.drafters) == end.draft_n
+    assert sum(d.accepted for d in report.drafters) == end.draft_n_accepted
+    assert sum(steps for steps, _ in report.widths.values()) == report.steps
+    assert report.steps + end.draft_n_accepted + 1 == end.predicted_n
+    for drafter in report.drafters:
+        assert sum(hit for hit, _ in drafter.by_position) == drafter.accepted
+    assert report.output_ids == tuple(pair.text_ids("edit", 60))
+
+
+@pytest.mark.parametrize("strategy", ["plain", "ngram", "draft", "ngram+draft"])
+@pytest.mark.parametrize("batch", [512, 16])
+def test_random_text_equals_text_computed_from_scratch(
+    noisy: tuple[Path, Path], strategy: str, batch: int
+) -> None:
+    engine = ByHand(*noisy, batch=batch)
+    words = engine.tokenize("".join(f" w{i * i % 97}" for i in range(40)))
+    expected = reference(noisy[0], words, 40)
+    for strategies in ([strategy], [strategy] * 3, ["plain", strategy, "draft"]):
+        for reader in engine.run(*[request(words, s, tokens=40) for s in strategies]):
+            assert reader.ids == expected
+    engine.close()
+
+
+# --- sharing steps ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
+def test_text_does_not_depend_on_company_or_order(
+    calibrated: ByHand, pair: CalibratedPair, order: tuple[int, ...]
+) -> None:
+    work = [("json", "mtp"), ("code", "draft"), ("edit", "ngram"), ("prose", "plain")]
+    readers: dict[int, Reader] = {}
+    for i in order:  # each comes while those before it are under way
+        region, strategy = work[i]
+        readers[i] = calibrated.submit(request(prompt(calibrated, pair, region, i), strategy, tokens=50))
+        for _ in range(3):
+            calibrated.scheduler.step()
+    calibrated.finish()
+    for i, (region, strategy) in enumerate(work):
+        assert readers[i].ids == pair.text_ids(region, 50, i)
+        if strategy in ("mtp", "draft"):
+            expected = pair.expect(region, strategy, 50, start=i)
+            assert readers[i].end.draft_n_accepted == expected.accepted
+
+
+def test_more_requests_than_sequences_wait_their_turn(calibrated: ByHand, pair: CalibratedPair) -> None:
+    kinds = [(region, strategy) for region in KNOWN for strategy in ("plain", "mtp", "draft")]
+    work = [request(prompt(calibrated, pair, region, i), s, tokens=25) for i, (region, s) in enumerate(kinds)]
+    for i, reader in enumerate(calibrated.run(*work)):
+        assert reader.ids == pair.text_ids(kinds[i][0], 25, i)
+
+
+def test_a_long_prompt_does_not_stop_others(pair: CalibratedPair) -> None:
+    engine = ByHand(pair.target, pair.draft, context=2048, prefill_share=32)
+    first = engine.submit(request(prompt(engine, pair, "json"), "mtp", tokens=200))
+    engine.scheduler.step()
+    long = engine.tokenize("the " * 600 + pair.marker("code"))
+    second = engine.submit(request(long, "draft", tokens=20))
+    while not second.events:
+        before = len(first.ids)
+        assert engine.scheduler.step()
+        assert len(first.ids) > before or first.ended, "every step gives the other sequence tokens"
+    engine.finish()
+    assert second.ids == pair.text_ids("code", 20)
+    assert first.ids == pair.text_ids("json", 200)
+    engine.close()
+
+
+def test_a_reader_that_is_behind_pauses_only_its_own_sequence(calibrated: ByHand, pair: CalibratedPair) -> None:
+    slow = calibrated.submit(request(prompt(calibrated, pair, "json"), "mtp", tokens=40))
+    fast = calibrated.submit(request(prompt(calibrated, pair, "code"), "draft", tokens=40))
+    calibrated.scheduler.step()
+    slow.full, seen = True, len(slow.ids)
+    while not fast.ended:
+        assert calibrated.scheduler.step()
+    assert len(slow.ids) == seen
+    assert not calibrated.scheduler.step(), "nothing can go on"
+    slow.full = False
+    calibrated.finish()
+    assert slow.ids == pair.text_ids("json", 40)
+
+
+# --- prefix cache ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_second_turn_reuses_the_first(calibrated: ByHand, pair: CalibratedPair, strategy: str) -> None:
+    first = prompt(calibrated, pair, "json")
+    (reader,) = calibrated.run(request(first, strategy, tokens=30))
+    second = [*first, *reader.ids, *calibrated.tokenize("and now " + pair.marker("code", 3))[1:]]
+    (again,) = calibrated.run(request(second, strategy, tokens=60))
+    calibrated.forget()
+    (fresh,) = calibrated.run(request(second, strategy, tokens=60))
+    assert fresh.end.cached_n == 0
+    assert again.ids == fresh.ids
+    assert again.end.cached_n >= len(first) + 30 - 6  # the last step reached the caches of no drafter
+    assert again.end.cached_n + again.end.prompt_n == len(second)
+    assert again.end.draft_n_accepted == fresh.end.draft_n_accepted
+
+
+def test_prefix_is_shared_with_a_sequence_that_runs(random: ByHand, noisy: tuple[Path, Path]) -> None:
+    system = random.tokenize("".join(f" w{i}" for i in range(60)))
+    one, two = [*system, 300, 301], [*system, 310, 311]
+    running = random.submit(request(one, "draft", tokens=40))
+    for _ in range(5):
+        random.scheduler.step()
+    other = random.submit(request(two, "draft", tokens=40))
+    random.finish()
+    assert other.end.cached_n == len(system)
+    assert running.ids == reference(noisy[0], one, 40)
+    assert other.ids == reference(noisy[0], two, 40)
+
+
+@pytest.mark.parametrize("strategy", ["plain", "mtp"])
+def test_the_same_prompt_again_is_processed_but_for_its_end(
+    calibrated: ByHand, pair: CalibratedPair, strategy: str
+) -> None:
+    words = prompt(calibrated, pair, "json")
+    calibrated.run(request(words, strategy, tokens=5))
+    (again,) = calibrated.run(request(words, strategy, tokens=40))
+    assert again.end.prompt_n <= 2
+    assert again.ids == pair.text_ids("json", 40)
+
+
+def test_a_full_cache_forgets_idle_sequences_first(pair: CalibratedPair) -> None:
+    engine = ByHand(pair.target, context=256, parallel=1, cached=3)
+    for i in range(6):
+        words = engine.tokenize("the " * (180 + i) + pair.marker("json", i))
+        (reader,) = engine.run(request(words, "ngram", tokens=30))
+        assert reader.ids == pair.text_ids("json", 30, i)
+    engine.close()
+
+
+# --- planted faults: each has to show ------------------------------------------------------------------------
+
+
+def check_all(engine: ByHand, pair: CalibratedPair, noisy: tuple[Path, Path] | None = None) -> None:
+    """What the tests above look at, in short."""
+    if noisy is not None:
+        words = engine.tokenize(" w1 w5 w9 w77 w12")
+        (reader,) = engine.run(request(words, "draft", tokens=30))
+        assert reader.ids == reference(noisy[0], words, 30)
+        assert reader.end.draft_n_accepted > 5
+        return
+    work = [("json", "mtp"), ("code", "draft"), ("edit", "ngram"), ("prose", "plain")]
+    readers = engine.run(
+        *[request(prompt(engine, pair, region), strategy, tokens=50) for region, strategy in work]
+    )
+    for (region, strategy), reader in zip(work, readers, strict=True):
+        assert reader.ids == pair.text_ids(region, 50)
+        if strategy in ("mtp", "draft"):
+            expected = pair.expect(region, strategy, 50)
+            assert (reader.end.draft_n, reader.end.draft_n_accepted) == (expected.drafted, expected.accepted)
+
+
+def caught(engine: ByHand, pair: CalibratedPair, noisy: tuple[Path, Path] | None = None) -> None:
+    with pytest.raises((AssertionError, SpecproxyError)):
+        check_all(engine, pair, noisy)
+
+
+def test_without_a_fault_nothing_shows(
+    calibrated: ByHand, random: ByHand, pair: CalibratedPair, noisy: tuple[Path, Path]
+) -> None:
+    check_all(calibrated, pair)
+    check_all(random, pair, noisy)
+
+
+@pytest.mark.parametrize("shift", ["one position is left out", "positions turn round"])
+def test_wrong_positions_show(
+    random: ByHand,
+    pair: CalibratedPair,
+    noisy: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    shift: str,
+) -> None:
+    add = Batch.add
+
+    def faulty(self: Batch, tokens: list[int], pos: int, seq: int, **more: Any) -> tuple[int, int]:
+        at = add(self, tokens, pos + (pos > 6) * (shift == "one position is left out"), seq, **more)
+        if shift == "positions turn round" and len(tokens) > 2:
+            where = self._pos[at[0] : at[0] + len(tokens)]
+            where[:] = where[::-1].copy()
+        return at
+
+    monkeypatch.setattr(Batch, "add", faulty)
+    caught(random, pair, noisy)
+
+
+@pytest.mark.parametrize("who", ["target", "draft", "mtp"])
+def test_rejected_drafts_left_in_a_cache_show(
+    calibrated: ByHand, pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    runtime, drop = calibrated.runtime, Context.drop
+    faulty = runtime.context if who == "target" else runtime.drafters[who].context
+    monkeypatch.setattr(Context, "drop", lambda self, seq, start: self is faulty or drop(self, seq, start))
+    caught(calibrated, pair)
+
+
+@pytest.mark.parametrize("fault", ["zero", "one late", "of another sequence", "own rows of the head"])
+def test_wrong_hidden_rows_show(
+    calibrated: ByHand, pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    hidden, target = Context.hidden, calibrated.runtime.context
+
+    def faulty(self: Context, rows: int) -> Any:
+        right = hidden(self, rows)
+        if (self is target) == (fault == "own rows of the head"):
+            return right
+        if fault == "one late":
+            return np.roll(right, 1, axis=0)
+        return np.zeros_like(right) if fault != "of another sequence" else right[::-1]
+
+    monkeypatch.setattr(Context, "hidden", faulty)
+    caught(calibrated, pair)
+
+
+@pytest.mark.parametrize("fault", ["logits of another row", "one sequence id for all", "draft rows swapped"])
+def test_mixed_up_batches_show(
+    calibrated: ByHand, pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    logits, add, target = Context.logits, Batch.add, calibrated.runtime.context
+
+    def swapped(self: Context, rows: int) -> Any:
+        right = logits(self, rows)
+        return right[::-1] if (self is target) == (fault == "logits of another row") else right
+
+    def same_id(self: Batch, tokens: list[int], pos: int, seq: int, **more: Any) -> tuple[int, int]:
+        return add(self, tokens, pos, 0, **more)
+
+    if fault == "one sequence id for all":
+        monkeypatch.setattr(Batch, "add", same_id)
+    else:
+        monkeypatch.setattr(Context, "logits", swapped)
+        if fault == "draft rows swapped":  # two sequences that draft with the same model at once
+            readers = calibrated.run(
+                *[request(prompt(calibrated, pair, region), "draft", tokens=40) for region in ("json", "code")]
+            )
+            accepted = [reader.end.draft_n_accepted for reader in readers]
+            assert accepted != [pair.expect(region, "draft", 40).accepted for region in ("json", "code")]
+            return
+    caught(calibrated, pair)
+
+
+def test_a_drafter_that_fails_costs_the_drafts_not_the_request(
+    calibrated: ByHand, pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, decode = calibrated.runtime.drafters["draft"].context, Context.decode
+
+    def faulty(self: Context, batch: Batch) -> None:
+        if self is broken:
+            raise drafters.DecodeError("planted", -3)
+        decode(self, batch)
+
+    monkeypatch.setattr(Context, "decode", faulty)
+    (reader,) = calibrated.run(request(prompt(calibrated, pair, "code"), "draft", tokens=30))
+    assert reader.ids == pair.text_ids("code", 30)
+    assert reader.end.report is not None
+    assert "planted" in reader.end.report.stopped_drafting
+
+
+# --- sampling, whichever strategy ran --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        WARM,
+        replace(WARM, top_k=0, top_p=1.0, min_p=0.0),
+        replace(WARM, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+        replace(WARM, dry_multiplier=0.8, dry_allowed_length=1),
+        replace(WARM, typical_p=0.7, logit_bias={300: 4.0}),
+    ],
+    ids=["default", "whole", "penalties", "dry", "typical"],
+)
+def test_a_seed_gives_one_text(
+    calibrated: ByHand, pair: CalibratedPair, strategy: str, sampling: Sampling
+) -> None:
+    words = prompt(calibrated, pair, "creative")
+    plain, guessed = (
+        calibrated.run(request(words, s, tokens=60, sampling=sampling))[0] for s in ("plain", strategy)
+    )
+    assert guessed.ids == plain.ids
+    if sampling is WARM:
+        (other,) = calibrated.run(request(words, strategy, tokens=60, sampling=replace(sampling, seed=12)))
+        assert other.ids != plain.ids
+
+
+def test_without_a_seed_texts_differ(calibrated: ByHand, pair: CalibratedPair) -> None:
+    work = request(prompt(calibrated, pair, "creative"), sampling=Sampling(temperature=1.0), tokens=40)
+    one, two = calibrated.run(work, work)
+    assert one.ids != two.ids
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_logprobs_are_the_targets_under_speculation(
+    calibrated: ByHand, pair: CalibratedPair, strategy: str
+) -> None:
+    sampling = replace(GREEDY, logprobs=3)
+    words = prompt(calibrated, pair, "edit")
+    plain, guessed = (
+        calibrated.run(request(words, s, tokens=40, sampling=sampling))[0] for s in ("plain", strategy)
+    )
+    one, two = (
+        [lp for event in reader.events if isinstance(event, TokenEvent) for lp in event.logprobs]
+        for reader in (plain, guessed)
+    )
+    assert [lp.token for lp in two] == pair.text_ids("edit", 40)
+    for a, b in zip(one, two, strict=True):
+        assert b.logprob == pytest.approx(a.logprob, abs=1e-3)
+        assert b.top[0][0] == b.token
+        assert len(b.top) == 3
+        assert b.top[0][2] == pytest.approx(b.logprob)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_grammar_holds_and_ends_the_text(calibrated: ByHand, pair: CalibratedPair, strategy: str) -> None:
+    grammar = 'root ::= "[" item ("," item)* "]"\nitem ::= [a-c] [0-9]{3}'
+    sampling = replace(WARM, grammar=grammar)
+    words = prompt(calibrated, pair, "prose")
+    (reader,) = calibrated.run(request(words, strategy, tokens=150, sampling=sampling))
+    if reader.end.reason == "stop":
+        assert re.fullmatch(r"\[[a-c]\d{3}(,[a-c]\d{3})*\]", reader.text)
+    else:
+        assert re.match(r"\[([a-c]\d{3},)*", reader.text)
+    (plain,) = calibrated.run(request(words, "plain", tokens=150, sampling=sampling))
+    assert reader.ids == plain.ids
+
+
+@pytest.mark.parametrize("strategy", ["plain", "mtp", "ngram"])
+def test_a_grammar_that_allows_the_text_changes_nothing(
+    calibrated: ByHand, pair: CalibratedPair, strategy: str
+) -> None:
+    sampling = replace(GREEDY, grammar='root ::= (" edit" [0-9]+)+')
+    (reader,) = calibrated.run(
+        request(prompt(calibrated, pair, "edit"), strategy, tokens=50, sampling=sampling)
+    )
+    assert reader.ids == pair.text_ids("edit", 50)
+    expected = {"plain": 0, "mtp": pair.expect("edit", "mtp", 50).accepted}
+    assert reader.end.draft_n_accepted == expected.get(strategy, reader.end.draft_n_accepted)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_stop_strings_end_the_text_before_them(calibrated: ByHand, pair: CalibratedPair, strategy: str) -> None:
+    whole = pair.text("code", 40)
+    words = whole.split()
+    stop = f"{words[7][-2:]} {words[8]}"
+    sampling = replace(GREEDY, stop=("never said", stop))
+    (reader,) = calibrated.run(
+        request(prompt(calibrated, pair, "code"), strategy, tokens=40, sampling=sampling)
+    )
+    assert reader.text == whole[: whole.index(stop)]
+    assert (reader.end.reason, reader.end.stop_text) == ("stop", stop)
+    assert reader.end.predicted_n == 9
+    for event in reader.events[:-1]:
+        assert isinstance(event, TokenEvent)
+        assert not event.text.endswith(stop[0] * 2)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_stop_tokens_and_ignored_end_tokens(calibrated: ByHand, pair: CalibratedPair, strategy: str) -> None:
+    ids = pair.text_ids("json", 30)
+    sampling = replace(GREEDY, stop_tokens=(ids[20],))
+    words = prompt(calibrated, pair, "json")
+    (reader,) = calibrated.run(request(words, strategy, tokens=30, sampling=sampling))
+    assert (reader.ids, reader.end.reason) == (ids[:20], "stop")
+    end = calibrated.vocabulary.eos
+    wants_end = replace(GREEDY, logit_bias={end: 1000.0})
+    (ended,) = calibrated.run(request(words, strategy, tokens=30, sampling=wants_end))
+    assert (ended.ids, ended.end.reason, ended.end.predicted_n) == ([], "stop", 1)
+    (ignored,) = calibrated.run(
+        request(words, strategy, tokens=30, sampling=replace(wants_end, ignore_eos=True))
+    )
+    assert ignored.ids == ids
+
+
+# --- limits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_end_of_the_context_is_a_length(pair: CalibratedPair, strategy: str) -> None:
+    engine = ByHand(pair.target, pair.draft, context=64, parallel=2)
+    words = prompt(engine, pair, "json")
+    (reader,) = engine.run(request(words, strategy, tokens=None))
+    assert reader.end.reason == "length"
+    assert len(words) + reader.end.predicted_n == 64
+    assert reader.ids == pair.text_ids("json", 64 - len(words))
+    engine.close()
+
+
+def test_a_prompt_that_does_not_fit_is_refused(calibrated: ByHand) -> None:
+    for count, refused in ((512, True), (511, False)):
+        (reader,) = calibrated.run(request([5] * count, tokens=1))
+        if refused:
+            with pytest.raises(RequestError, match=r"request \(512 tokens\) exceeds .* \(512 tokens\)") as info:
+                _ = reader.end
+            assert (info.value.code, info.value.status) == ("exceed_context_size_error", 400)
+        else:
+            assert reader.end.predicted_n == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (request([]), "empty"),
+        (request([5, 10**6]), "not in the vocabulary"),
+        (request([5], sampling=replace(GREEDY, grammar="root ::= (")), "grammar"),
+        (request([5], sampling=replace(GREEDY, grammar="nothing here")), "grammar"),
+        (request([5], sampling=replace(GREEDY, grammar="root ::= root")), "grammar"),
+        (request([5], sampling=replace(GREEDY, logit_bias={10**6: 1.0})), "logit_bias"),
+        (request([5], "eagle3"), "eagle3"),
+    ],
+)
+def test_bad_requests_are_refused_and_harm_nobody(
+    calibrated: ByHand, pair: CalibratedPair, bad: Any, message: str
+) -> None:
+    running = calibrated.submit(request(prompt(calibrated, pair, "json"), "mtp", tokens=20))
+    calibrated.scheduler.step()
+    reader = calibrated.submit(bad)
+    with pytest.raises(RequestError, match=message):
+        _ = reader.end
+    calibrated.finish()
+    assert running.ids == pair.text_ids("json", 20)
+
+
+def test_no_tokens_wanted_processes_the_prompt(calibrated: ByHand, pair: CalibratedPair) -> None:
+    words = prompt(calibrated, pair, "json")
+    (reader,) = calibrated.run(request(words, "mtp", tokens=0))
+    assert (reader.end.reason, reader.end.predicted_n, reader.ids) == ("length", 0, [])
+    (after,) = calibrated.run(request(words, "mtp", tokens=30))
+    assert after.end.prompt_n <= 2
+    assert after.ids == pair.text_ids("json", 30)
+
+
+# --- cancellation --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("phase", ["waiting", "in the prompt", "first token", "decoding"])
+def test_cancelling_frees_the_sequence_at_once(pair: CalibratedPair, strategy: str, phase: str) -> None:
+    engine = ByHand(pair.target, pair.draft, parallel=2, batch=16, prefill_share=8)
+    other = engine.submit(request(prompt(engine, pair, "code"), "draft", tokens=40))
+    words = engine.tokenize("the " * 50 + pair.marker("json"))
+    if phase == "waiting":
+        engine.submit(request(prompt(engine, pair, "edit"), "ngram", tokens=40))
+    victim = engine.submit(request(words, strategy, tokens=100))
+    steps = {"waiting": 1, "in the prompt": 3}.get(phase)
+    if steps:
+        for _ in range(steps):
+            engine.scheduler.step()
+    else:
+        while not victim.events or (phase == "decoding" and len(victim.ids) < 8):
+            engine.scheduler.step()
+    engine.scheduler.cancel(victim)
+    said = len(victim.events)
+    again = engine.submit(request(words, strategy, tokens=30))
+    engine.finish()
+    assert len(victim.events) == said
+    assert other.ids == pair.text_ids("code", 40)
+    assert again.ids == pair.text_ids("json", 30)
+    if phase == "decoding":
+        assert again.end.cached_n >= len(words) - 2, "what was processed is not lost"
+    engine.close()

@@ -1,0 +1,73 @@
+"""Tiny models with random weights: every token of their text depends on all tokens before it, and on where they
+stand. What they say means nothing and repeats nothing, so any fault in a KV cache changes it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+__all__ = ["write_random"]
+
+EMBD, HEADS, LAYERS, FF, WORDS = 64, 4, 2, 128, 400
+
+
+def write_random(path: Path, *, seed: int = 0, noise: float = 0.0) -> Path:
+    """Write a llama model in F32.
+
+    Args:
+        path: where to.
+        seed: of the weights.
+        noise: share of other random weights mixed in: a draft model that agrees now and then.
+    """
+    rng, other = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+    tokens = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
+    tokens += [f" w{i}".encode() for i in range(WORDS)]
+    types = [2, 3, 3, *[6] * 256, *[4] * WORDS]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(path.stem)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(EMBD)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FF)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(EMBD // HEADS)
+    writer.add_rope_freq_base(100.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
+
+    def put(name: str, *shape: int, gain: float = 1.0) -> None:
+        scale = gain / np.sqrt(shape[-1])
+        weights = rng.standard_normal(shape) + noise * other.standard_normal(shape)
+        writer.add_tensor(name, (scale * weights).astype(np.float32))
+
+    put("token_embd.weight", len(tokens), EMBD, gain=8.0)
+    put("output.weight", len(tokens), EMBD, gain=4.0)
+    writer.add_tensor("output_norm.weight", np.ones(EMBD, np.float32))
+    for i in range(LAYERS):
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(EMBD, np.float32))
+        for name in ("attn_q", "attn_k"):
+            put(f"blk.{i}.{name}.weight", EMBD, EMBD, gain=2.0)
+        put(f"blk.{i}.attn_v.weight", EMBD, EMBD, gain=2.0)
+        put(f"blk.{i}.attn_output.weight", EMBD, EMBD, gain=3.0)
+        put(f"blk.{i}.ffn_gate.weight", FF, EMBD)
+        put(f"blk.{i}.ffn_up.weight", FF, EMBD)
+        put(f"blk.{i}.ffn_down.weight", EMBD, FF, gain=2.0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
