@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.support.calibrated import CalibratedPair, write_pair
-from tests.support.processes import clean_env, get, run, started
+from tests.support.processes import clean_env, get, run, settled, started
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 
@@ -31,17 +29,6 @@ def env(tmp_path: Path) -> dict[str, str]:
 def arguments(pair: CalibratedPair, *more: str) -> list[str]:
     model = ["--model", str(pair.target), "--draft", str(pair.draft)]
     return [*model, "--engine", "managed", "--threads", "1", "--ctx", "1024", *more]
-
-
-def settled(url: str) -> dict[str, Any]:
-    """The status once no lane is starting any more."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        data: dict[str, Any] = get(f"{url}/specproxy/api/status")
-        if data["lanes"] and all(lane["health"] != "starting" for lane in data["lanes"]):
-            return data
-        time.sleep(0.05)
-    raise AssertionError("the lanes did not settle")
 
 
 def test_it_serves_on_a_lane_for_each_strategy(env: dict[str, str], pair: CalibratedPair) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from specproxy.adapters.base import Backend, ProbeResult
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpBackend
 from specproxy.config import Settings
 from specproxy.errors import BackendError
+from specproxy.proxy.embedded import EngineLanes, is_installed
 from specproxy.proxy.managed import ManagedLanes
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Rung, Upstream
@@ -34,8 +35,8 @@ class Fleet:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._managed = ManagedLanes(settings) if settings.model is not None else None
-        alone = self._managed is None
+        self._own = _own_lanes(settings) if settings.model is not None else None
+        alone = self._own is None
         self._sidecar = Sidecar(settings.upstream, _probe) if alone or settings.upstream else None
         self._changed: Callable[[], None] = lambda: None
 
@@ -48,14 +49,14 @@ class Fleet:
     @property
     def backends(self) -> tuple[Backend, ...]:
         """The backends in force, the first one to be asked first."""
-        own = self._managed.backend if self._managed is not None else None
+        own = self._own.backend if self._own is not None else None
         others = self._sidecar.backends if self._sidecar is not None else ()
         return (own, *others) if own is not None else others
 
     @property
     def primary(self) -> str | None:
         """Backend to which everything goes that is not routed: a server beside the lanes of a model."""
-        if self._managed is None or self._sidecar is None:
+        if self._own is None or self._sidecar is None:
             return None
         return self._sidecar.backends[0].name
 
@@ -67,18 +68,18 @@ class Fleet:
     @property
     def rung(self) -> Rung | None:
         """The rung of the start-up ladder that was taken."""
-        return self._managed.rung if self._managed is not None else None
+        return self._own.rung if self._own is not None else None
 
-    def facts(self) -> dict[str, LaneFacts]:
+    def facts(self) -> Mapping[str, LaneFacts]:
         """What the learner may know beforehand, by lane id."""
-        return self._managed.facts() if self._managed is not None else {}
+        return self._own.facts() if self._own is not None else {}
 
     def address(self, lane: Lane) -> str:
         """Base URL at which a lane itself can be reached; empty where there is none."""
         for server in self.upstreams:
             if server.backend == lane.backend:
                 return server.url
-        return self._managed.address(lane) if self._managed is not None else ""
+        return self._own.address(lane) if self._own is not None else ""
 
     def lane_failed(self, lane: Lane, error: BackendError) -> None:
         """A lane could not be reached, or broke off."""
@@ -93,14 +94,20 @@ class Fleet:
         """
         if self._sidecar is not None:
             await self._sidecar.start()
-        if self._managed is not None:
-            await self._managed.plan(self._changed)
+        if self._own is not None:
+            await self._own.plan(self._changed)
             self._changed()
-            await self._managed.start()
+            await self._own.start()
 
     async def aclose(self) -> None:
         """Stop what was started; idempotent."""
-        if self._managed is not None:
-            await self._managed.aclose()
+        if self._own is not None:
+            await self._own.aclose()
         if self._sidecar is not None:
             await self._sidecar.aclose()
+
+
+def _own_lanes(settings: Settings) -> EngineLanes | ManagedLanes:
+    """What runs the model: as configured, or the engine where it is installed."""
+    embedded = settings.engine == "embedded" or (settings.engine == "auto" and is_installed())
+    return EngineLanes(settings) if embedded else ManagedLanes(settings)

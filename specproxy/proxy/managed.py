@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -11,11 +11,12 @@ import structlog
 from specproxy.adapters.llama_server import ManagedLlamaServer
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan, plan_managed
 from specproxy.config import Settings
+from specproxy.proxy.facts import lane_facts
 from specproxy.proxy.status import Rung
 from specproxy.records import Lane
 from specproxy.strategies.cost import LaneFacts
 
-__all__ = ["ManagedLanes", "lane_facts"]
+__all__ = ["ManagedLanes", "managed_options"]
 
 log = structlog.get_logger("specproxy")
 
@@ -69,9 +70,12 @@ class ManagedLanes:
         assert self._backend is not None, "plan comes first"
         await self._backend.start()
 
-    def facts(self) -> dict[str, LaneFacts]:
+    def facts(self) -> Mapping[str, LaneFacts]:
         """What the learner may know beforehand, by lane id."""
-        return {p.lane.id: lane_facts(self._plan, p.lane) for p in self._plan.lanes} if self._plan else {}
+        if (plan := self._plan) is None:
+            return {}
+        slots = plan.options.slots
+        return {p.lane.id: lane_facts(p.lane, plan.target, plan.draft, slots) for p in plan.lanes}
 
     def address(self, lane: Lane) -> str:
         """Base URL of one of these lanes, empty while it is not ready."""
@@ -97,19 +101,4 @@ def managed_options(settings: Settings, model: Path) -> ManagedOptions:
         llama_server=settings.llama_server,
         extra_args=settings.llama_args,
         log_dir=settings.state_dir / "logs",
-    )
-
-
-def lane_facts(plan: ManagedPlan, lane: Lane) -> LaneFacts:
-    """Facts of the pair of models that a lane decodes with."""
-    target, draft = plan.target, plan.draft if "draft" in lane.strategy.drafters else None
-    return LaneFacts(
-        experts=target.expert_count if target.is_moe else 0,
-        experts_used=target.expert_used_count if target.is_moe else 0,
-        size_ratio=draft.weight_bytes / target.weight_bytes if draft is not None else None,
-        same_family=draft.architecture == target.architecture if draft is not None else None,
-        mtp_layers=target.mtp_layers,
-        layers=target.block_count,
-        n_max=lane.strategy.n_max,
-        slots=plan.options.slots,
     )

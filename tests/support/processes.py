@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support.ports import free_port
 
-__all__ = ["COMMAND", "clean_env", "get", "run", "started", "wait_healthy"]
+__all__ = ["COMMAND", "clean_env", "get", "run", "settled", "started", "wait_healthy"]
 
 COMMAND = [sys.executable, "-m", "specproxy"]
 
@@ -62,3 +62,14 @@ def run(env: Mapping[str, str], *args: str) -> subprocess.CompletedProcess[str]:
 def get(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=5) as reply:
         return json.load(reply)
+
+
+def settled(url: str) -> dict[str, Any]:
+    """The status once no lane is starting any more."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        data: dict[str, Any] = get(f"{url}/specproxy/api/status")
+        if data["lanes"] and all(lane["health"] != "starting" for lane in data["lanes"]):
+            return data
+        time.sleep(0.05)
+    raise AssertionError("the lanes did not settle")

@@ -1,0 +1,123 @@
+"""Lanes of our own on a model file: the embedded engine, one copy of the weights for all strategies."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from specproxy.adapters.embedded.backend import EmbeddedBackend, EmbeddedOptions
+from specproxy.adapters.gguf_facts import ModelFacts, read_facts
+from specproxy.config import Settings
+from specproxy.errors import ConfigError
+from specproxy.proxy.facts import lane_facts
+from specproxy.proxy.status import Rung
+from specproxy.records import Lane, LaneStatus, Strategy
+from specproxy.strategies.cost import LaneFacts
+
+__all__ = ["EngineLanes", "is_installed"]
+
+
+def is_installed() -> bool:
+    """Whether the embedded engine can run here: whether llama-cpp-python is installed."""
+    return importlib.util.find_spec("llama_cpp") is not None
+
+
+class EngineLanes:
+    """The engine's process for the configured model."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._backend: _Engine | None = None
+        self._models: tuple[ModelFacts, ModelFacts | None] | None = None
+
+    @property
+    def backend(self) -> EmbeddedBackend | None:
+        """The engine, once it has been planned."""
+        return self._backend
+
+    @property
+    def rung(self) -> Rung | None:
+        """Rung 1 of the ladder: the strategy is a header of the request."""
+        if self._backend is None:
+            return None
+        names = ", ".join(status.lane.id for status in self._backend.lanes()) or "none yet"
+        refused = self._backend.refused.items()
+        advice = tuple(f"No lane {name}: {reason}." for name, reason in refused)
+        return Rung(
+            1, "a strategy per request", f"the embedded engine runs {names} on one copy of the weights", advice
+        )
+
+    async def plan(self, on_change: Callable[[], None]) -> None:
+        """Look at the files.
+
+        Raises:
+            ConfigError: the engine is not installed, or a file cannot be used.
+        """
+        if not is_installed():
+            raise ConfigError(
+                "engine: the embedded engine is not installed",
+                hint="pip install 'specproxy[embedded]' compiles it, or choose --engine managed",
+            )
+        options = _options(self._settings)
+        self._models = await asyncio.to_thread(_read, options)
+        self._backend = _Engine(options, self._settings.strategies, on_change)
+
+    async def start(self) -> None:
+        """Load the model; returns when it is ready.
+
+        Raises:
+            ConfigError: it cannot be served.
+        """
+        assert self._backend is not None, "plan comes first"
+        await self._backend.start()
+
+    def facts(self) -> Mapping[str, LaneFacts]:
+        """What the learner may know beforehand, by lane id."""
+        if self._backend is None or self._models is None:
+            return {}
+        target, draft = self._models
+        slots = self._settings.slots
+        return {s.lane.id: lane_facts(s.lane, target, draft, slots) for s in self._backend.lanes()}
+
+    def address(self, lane: Lane) -> str:  # noqa: ARG002 (a socket that only we may use)
+        """None that others could use."""
+        return ""
+
+    async def aclose(self) -> None:
+        """Stop the engine's process; idempotent."""
+        if self._backend is not None:
+            await self._backend.aclose()
+
+
+class _Engine(EmbeddedBackend):
+    """The engine with the configured strategies only; plain stays, to fall back on and to compare with."""
+
+    def __init__(
+        self, options: EmbeddedOptions, strategies: tuple[str, ...] | None, on_change: Callable[[], None]
+    ) -> None:
+        super().__init__(options, on_change=on_change)
+        self._wanted = None if strategies is None else {Strategy.parse(name).drafters for name in strategies}
+
+    def lanes(self) -> tuple[LaneStatus, ...]:
+        lanes = super().lanes()
+        if self._wanted is None:
+            return lanes
+        return tuple(s for s in lanes if s.lane.strategy.is_plain or s.lane.strategy.drafters in self._wanted)
+
+
+def _options(settings: Settings) -> EmbeddedOptions:
+    return EmbeddedOptions(
+        model=Path(settings.model or "").expanduser(),
+        draft=settings.draft,
+        ctx=settings.ctx,
+        parallel=settings.slots,
+        threads=settings.threads,
+        n_gpu_layers=settings.n_gpu_layers,
+        log_dir=settings.state_dir / "logs",
+    )
+
+
+def _read(options: EmbeddedOptions) -> tuple[ModelFacts, ModelFacts | None]:
+    return read_facts(options.model), read_facts(options.draft) if options.draft is not None else None

@@ -1,0 +1,24 @@
+"""What the learner may know about a lane before anything was measured, from the model files."""
+
+from __future__ import annotations
+
+from specproxy.adapters.gguf_facts import ModelFacts
+from specproxy.records import Lane
+from specproxy.strategies.cost import LaneFacts
+
+__all__ = ["lane_facts"]
+
+
+def lane_facts(lane: Lane, target: ModelFacts, draft: ModelFacts | None, slots: int) -> LaneFacts:
+    """Facts of the models that a lane decodes with; `draft` counts only where the lane's strategy uses it."""
+    used = draft if "draft" in lane.strategy.drafters else None
+    return LaneFacts(
+        experts=target.expert_count if target.is_moe else 0,
+        experts_used=target.expert_used_count if target.is_moe else 0,
+        size_ratio=used.weight_bytes / target.weight_bytes if used is not None else None,
+        same_family=used.architecture == target.architecture if used is not None else None,
+        mtp_layers=target.mtp_layers,
+        layers=target.block_count,
+        n_max=lane.strategy.n_max,
+        slots=slots,
+    )

@@ -1,0 +1,59 @@
+"""`specproxy start --model` on the embedded engine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.calibrated import CalibratedPair, write_pair
+from tests.support.processes import clean_env, run, settled, started
+
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
+    return write_pair(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return clean_env(tmp_path)
+
+
+def test_the_engine_is_preferred_and_switches_by_request(env: dict[str, str], pair: CalibratedPair) -> None:
+    """One child serves every strategy on one copy of the weights; a pin chooses; SIGTERM ends the child too."""
+    arguments = ["--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1", "--ctx", "1024"]
+    with started(env, *arguments, "--strategies", "ngram,mtp,draft") as (child, url):
+        data = settled(url)
+        assert [lane["id"] for lane in data["lanes"]] == ["plain", "ngram", "draft", "mtp"]
+        assert {lane["backend"] for lane in data["lanes"]} == {"embedded"}
+        assert (data["rung"]["number"], data["rung"]["name"]) == (1, "a strategy per request")
+        texts = set()
+        for strategy in ("plain", "ngram", "mtp", "draft"):
+            body = {"prompt": pair.marker("json", 3), "max_tokens": 20, "temperature": 0}
+            request = urllib.request.Request(f"{url}/v1/completions", data=json.dumps(body).encode())
+            request.add_header("X-Specproxy-Strategy", strategy)
+            with urllib.request.urlopen(request) as reply:
+                assert reply.headers["X-Specproxy-Strategy"] == strategy
+                texts.add(json.load(reply)["choices"][0]["text"])
+        assert len(texts) == 1
+        children = psutil.Process(child.pid).children(recursive=True)
+        assert children
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=30) == 0
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_an_unusable_model_ends_it_with_exit_code_2(env: dict[str, str], tmp_path: Path) -> None:
+    """One or two lines on stderr that name the file."""
+    (tmp_path / "text.gguf").write_text("no model at all")
+    done = run(env, "start", "--port", "0", "--engine", "embedded", "--model", str(tmp_path / "text.gguf"))
+    assert done.returncode == 2, done.stdout
+    assert "text.gguf is not a GGUF file" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
