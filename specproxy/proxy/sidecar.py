@@ -17,6 +17,7 @@ import structlog
 from specproxy.adapters.base import Backend, Exchange, ProbeResult, Sink, UpstreamRequest
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpBackend
+from specproxy.adapters.refused import RefusedExchange
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import BackendError, UpstreamConnectError
 from specproxy.proxy.status import Upstream
@@ -109,12 +110,12 @@ class Sidecar:
         while True:
             healthy = all(server.upstream.found.reachable for server in self._servers.values())
             settled = healthy if self._fixed else bool(self.upstreams[0].found.reachable)
-            self._hurry.clear()
             try:
                 async with asyncio.timeout(REFRESH_S if settled else RETRY_S):
                     await self._hurry.wait()
             except TimeoutError:
                 pass
+            self._hurry.clear()
             await asyncio.gather(*(self._look(server) for server in self._servers.values()))
 
     async def _look(self, server: _Server) -> None:
@@ -175,7 +176,10 @@ class NobodyHome:
     name = "nobody"
 
     def __init__(self, urls: Iterable[str]) -> None:
-        self._message = f"no server answers at {', '.join(urls)}"
+        places = ", ".join(urls)
+        self._message = (
+            f"no server answers at {places}: start Ollama or llama-server, or name one with --upstream"
+        )
 
     async def start(self) -> None:
         """Nothing to bring up."""
@@ -190,33 +194,7 @@ class NobodyHome:
 
     def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:  # noqa: ARG002 (nothing is sent)
         """Fail, once the caller has the exchange in hand."""
-        error = UpstreamConnectError(
-            self._message, hint="start Ollama or llama-server, or name a server with --upstream"
-        )
-        return _Failing(asyncio.get_running_loop().call_soon(sink.fail, error))
+        return RefusedExchange(sink, UpstreamConnectError(self._message))
 
     async def aclose(self) -> None:
         """Nothing to close."""
-
-
-class _Failing:
-    """An exchange that is about to fail."""
-
-    def __init__(self, handle: asyncio.Handle) -> None:
-        self._handle = handle
-
-    async def write(self, data: bytes) -> None:
-        """Nobody takes it."""
-
-    async def write_end(self) -> None:
-        """Nobody takes it."""
-
-    def pause(self) -> None:
-        """Nothing is read."""
-
-    def resume(self) -> None:
-        """Nothing is read."""
-
-    def abort(self) -> None:
-        """Say nothing more."""
-        self._handle.cancel()

@@ -1,0 +1,139 @@
+"""Servers that others run: found, lost, found again; their lanes follow what they are."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from specproxy.adapters.base import ProbeResult, UpstreamRequest
+from specproxy.errors import UpstreamClosed, UpstreamConnectError
+from specproxy.proxy import sidecar
+from specproxy.proxy.sidecar import NobodyHome, Sidecar
+from specproxy.records import Control, Health, Lane, Strategy
+from tests.support.sink import RecordingSink
+
+LLAMA = ProbeResult(True, "llama-server", "b11549", ("m.gguf",))
+OLLAMA = ProbeResult(True, "ollama", "0.33", ("qwen3:8b", "llama3:latest"))
+AWAY = ProbeResult(False)
+
+
+class Town:
+    """What a probe finds at each URL; counts the looks."""
+
+    def __init__(self, **found: ProbeResult) -> None:
+        self.found = found
+        self.looks = 0
+        self.looked = asyncio.Event()
+
+    async def probe(self, url: str) -> ProbeResult:
+        self.looks += 1
+        self.looked.set()
+        return self.found.get(url.rpartition("/")[2].replace(".", "_"), AWAY)
+
+
+async def started(town: Town, *urls: str) -> Sidecar:
+    fleet = Sidecar([f"http://{url}" for url in urls], town.probe)
+    await fleet.start()
+    return fleet
+
+
+async def test_a_llama_server_is_one_lane_for_any_model_name() -> None:
+    """It answers whatever name a request gives, so its lane names none."""
+    fleet = await started(Town(one=LLAMA), "one")
+    [status] = fleet.backends[0].lanes()
+    assert (status.health, status.lane.target, status.lane.models) == (Health.READY, "m.gguf", frozenset())
+    assert (status.lane.control, status.lane.strategy) == (Control.OBSERVE, Strategy())
+    await fleet.aclose()
+
+
+async def test_ollama_is_a_lane_for_each_model() -> None:
+    """Statistics of different models never mix; foreign Origins are kept from its own check."""
+    fleet = await started(Town(one=OLLAMA), "one")
+    lanes = [status.lane for status in fleet.backends[0].lanes()]
+    assert [(lane.target, lane.models) for lane in lanes] == [(m, frozenset({m})) for m in OLLAMA.models]
+    assert len({lane.fingerprint for lane in lanes}) == 2
+    assert fleet.backends[0].transport.endpoint.strip_origin  # type: ignore[attr-defined]  # an HttpBackend
+    await fleet.aclose()
+
+
+async def test_another_version_starts_new_statistics() -> None:
+    """The fingerprint follows kind, version and model."""
+    seen = []
+    for found in (LLAMA, ProbeResult(True, "llama-server", "b11600", ("m.gguf",)), LLAMA):
+        fleet = await started(Town(one=found), "one")
+        seen.append(fleet.backends[0].lanes()[0].lane.fingerprint)
+        await fleet.aclose()
+    assert seen[0] == seen[2] != seen[1]
+
+
+async def test_a_named_server_keeps_its_place_while_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unhealthy with the address in the note; ready when a look finds it; the change is told."""
+    monkeypatch.setattr(sidecar, "RETRY_S", 0.0)
+    town = Town()
+    fleet = Sidecar(["http://one"], town.probe)
+    changes = asyncio.Event()
+    fleet.on_change(changes.set)
+    await fleet.start()
+    [status] = fleet.backends[0].lanes()
+    assert status.health is Health.UNHEALTHY
+    assert "http://one" in status.note
+    town.found["one"] = LLAMA
+    await changes.wait()
+    assert [s.health for s in fleet.backends[0].lanes()] == [Health.READY]
+    assert [u.found for u in fleet.upstreams] == [LLAMA]
+    await fleet.aclose()
+
+
+async def test_of_the_usual_places_only_those_that_answer_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are looked at; who is not there is no upstream of ours."""
+    monkeypatch.setattr(sidecar, "USUAL_URLS", ("http://one", "http://two", "http://three"))
+    town = Town(two=OLLAMA, three=LLAMA)
+    fleet = await started(town)
+    assert town.looks == 3
+    assert [u.url for u in fleet.upstreams] == ["http://two", "http://three"]
+    assert len(fleet.backends) == 2
+    assert len({backend.name for backend in fleet.backends}) == 2
+    await fleet.aclose()
+
+
+async def test_nobody_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in names every place that was looked at; there is no lane."""
+    monkeypatch.setattr(sidecar, "USUAL_URLS", ("http://one", "http://two"))
+    fleet = await started(Town())
+    [backend] = fleet.backends
+    sink = RecordingSink()
+    lane = Lane("x", "nobody", "", Strategy(), Control.OBSERVE, "")
+    backend.open(UpstreamRequest("GET", "/", ()), lane, sink)
+    assert sink.calls == []
+    error = await sink.heard("fail")
+    assert isinstance(error, UpstreamConnectError)
+    assert "http://one, http://two" in error.message
+    assert backend.lanes() == ()
+    await fleet.aclose()
+
+
+async def test_an_aborted_exchange_with_nobody_says_nothing() -> None:
+    """As for every backend: after abort the sink hears nothing."""
+    sink = RecordingSink()
+    lane = Lane("x", "nobody", "", Strategy(), Control.OBSERVE, "")
+    NobodyHome(["http://one"]).open(UpstreamRequest("GET", "/", ()), lane, sink).abort()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sink.calls == []
+
+
+async def test_a_failed_connection_marks_the_lane_and_hurries_the_next_look() -> None:
+    """The retry interval is not waited out; a response that merely broke off marks nothing."""
+    town = Town(one=LLAMA)
+    fleet = await started(town, "one")
+    lane = fleet.backends[0].lanes()[0].lane
+    fleet.lane_failed(lane, UpstreamClosed("broke off"))
+    assert fleet.backends[0].lanes()[0].health is Health.READY
+    town.looked.clear()
+    fleet.lane_failed(lane, UpstreamConnectError("refused"))
+    assert fleet.backends[0].lanes()[0].health is Health.UNHEALTHY
+    await town.looked.wait()
+    await asyncio.sleep(0)
+    assert fleet.backends[0].lanes()[0].health is Health.READY
+    await fleet.aclose()
