@@ -10,14 +10,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from specproxy.records import Decision, Observation, Outcome
 
-__all__ = ["TPT_BOUNDS", "TTFT_BOUNDS", "Board", "BoardRow", "Cell", "Ratio", "ratio_to_plain"]
+__all__ = [
+    "TPT_BOUNDS",
+    "TTFT_BOUNDS",
+    "Board",
+    "BoardRow",
+    "Cell",
+    "Ratio",
+    "merged",
+    "ratio_to_plain",
+    "saved_s",
+]
 
 FORMAT = 1
 RECENT = 200  # decisions that are remembered
@@ -150,6 +160,16 @@ _SUMS = (
 )  # fmt: skip
 
 
+def merged(cells: Sequence[Cell]) -> Cell:
+    """The sum of cells; a single one is given back as it is, so treat the result as read-only."""
+    if len(cells) == 1:
+        return cells[0]
+    whole = Cell()
+    for cell in cells:
+        whole.merge(cell)
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """Time per token relative to plain, with a 95% interval where there is enough to tell."""
@@ -233,23 +253,21 @@ class Board:
         With `fingerprints`, only those groups: what the lanes of today have shown.
         """
         wanted = None if fingerprints is None else set(fingerprints)
-        lanes: dict[Group, dict[str, Cell]] = {}  # (target, shown workload, lane, strategy) → workload → cell
-        plain: dict[tuple[str, str], Cell] = {}
+        lanes: dict[
+            Group, dict[str, list[Cell]]
+        ] = {}  # (target, shown workload, lane, strategy) → workload → cells
+        plain: dict[tuple[str, str], list[Cell]] = {}
         totals: dict[tuple[str, str], int] = {}
         for (target, workload, lane, strategy, fingerprint), cell in sorted(self.cells.items()):
             if wanted is not None and fingerprint not in wanted:
                 continue
             shown = workload.partition("/")[0] if by_kind else workload
-            lanes.setdefault((target, shown, lane, strategy), {}).setdefault(workload, Cell()).merge(cell)
+            lanes.setdefault((target, shown, lane, strategy), {}).setdefault(workload, []).append(cell)
             totals[target, shown] = totals.get((target, shown), 0) + cell.n
             if strategy == "plain":
-                plain.setdefault((target, workload), Cell()).merge(cell)
-        return [_row(group, cells, plain, totals[group[:2]]) for group, cells in lanes.items()]
-
-    def saved_s(self, fingerprints: Iterable[str] | None = None) -> float:
-        """Decode seconds saved against plain at its mean speed on the same workload; losses count too."""
-        rows = self.rows(fingerprints)
-        return sum(row.cell.decode_s * (1 / row.ratio.ratio - 1) for row in rows if row.ratio is not None)
+                plain.setdefault((target, workload), []).append(cell)
+        bases = {key: merged(cells) for key, cells in plain.items()}
+        return [_row(group, cells, bases, totals[group[:2]]) for group, cells in lanes.items()]
 
     def since(self) -> dict[str, float]:
         """When the statistics of each fingerprint begin (seconds since the epoch)."""
@@ -281,15 +299,19 @@ class Board:
         self.cells = cells
 
 
+def saved_s(rows: Iterable[BoardRow]) -> float:
+    """Decode seconds saved against plain at its mean speed on the same workload; losses count too."""
+    return sum(row.cell.decode_s * (1 / row.ratio.ratio - 1) for row in rows if row.ratio is not None)
+
+
 def _row(
-    group: Group, cells: Mapping[str, Cell], plain: Mapping[tuple[str, str], Cell], total: int
+    group: Group, parts: Mapping[str, list[Cell]], plain: Mapping[tuple[str, str], Cell], total: int
 ) -> BoardRow:
     target, shown, lane, strategy = group
-    whole = Cell()
-    for cell in cells.values():
-        whole.merge(cell)
+    cells = {workload: merged(part) for workload, part in parts.items()}
     pairs = [(cell, plain[target, name]) for name, cell in cells.items() if (target, name) in plain]
     ratio = None if strategy == "plain" else ratio_to_plain(pairs)
+    whole = merged(list(cells.values()))
     return BoardRow(target, shown, lane, strategy, whole, ratio, whole.n / total)
 
 

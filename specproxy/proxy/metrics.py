@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from specproxy.proxy.board import TPT_BOUNDS, TTFT_BOUNDS, Board, Cell
+from specproxy.proxy.board import TPT_BOUNDS, TTFT_BOUNDS, Board, Cell, merged
 from specproxy.records import Health, LaneStatus
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ class _Collector:
 
     def _cells(self) -> dict[Labels, Cell]:
         """Cells by label values: temperatures and fingerprints of a kind add up."""
-        merged: dict[Labels, Cell] = {}
+        parts: dict[Labels, list[Cell]] = {}
         for (target, workload, lane, strategy, _), cell in self._board.cells.items():
             labels = (target, workload.partition("/")[0], strategy, lane)
-            merged.setdefault(labels, Cell()).merge(cell)
-        return merged
+            parts.setdefault(labels, []).append(cell)
+        return {labels: merged(cells) for labels, cells in parts.items()}
 
 
 def _requests(cells: dict[Labels, Cell]) -> Iterable[Metric]:

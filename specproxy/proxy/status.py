@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specproxy.adapters.base import ProbeResult
-from specproxy.proxy.board import Board, BoardRow
+from specproxy.proxy.board import Board, BoardRow, saved_s
 from specproxy.records import Candidate, LaneStatus
 
 __all__ = ["Rung", "Upstream", "board_json", "lane_json"]
@@ -85,13 +85,16 @@ def board_json(
     for cell in board.cells.values():
         for outcome, count in cell.outcomes.items():
             outcomes[outcome] = outcomes.get(outcome, 0) + count
+    rows = board.rows(wanted)
+    groups = {(row.target, row.workload) for row in rows}
+    beliefs = {group: believe(*group) for group in groups}
     return {
         "workloads": [
-            _row_json(row) | {"believed": _belief_json(believe(row.target, row.workload).get(row.lane))}
-            for row in board.rows(wanted)
+            _row_json(row) | {"believed": _belief_json(beliefs[row.target, row.workload].get(row.lane))}
+            for row in rows
         ],
         "kinds": [_row_json(row) for row in board.rows(wanted, by_kind=True)],
-        "saved_s": board.saved_s(wanted),
+        "saved_s": saved_s(rows),
         "requests": {"total": sum(outcomes.values()), "outcomes": outcomes},
     }
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specproxy.proxy.board import MAX_CELLS, RECENT, Board, Cell, ratio_to_plain
+from specproxy.proxy.board import MAX_CELLS, RECENT, Board, Cell, ratio_to_plain, saved_s
 from specproxy.records import Outcome, TempBucket, Workload
 from tests.proxy.samples import NGRAM, PLAIN, decision, observation
 
@@ -146,11 +146,11 @@ def test_saved_time_counts_gains_and_losses() -> None:
     board = Board()
     board.observe(observation(PLAIN, 0.02))
     board.observe(observation(NGRAM, 0.01))
-    assert board.saved_s() == pytest.approx(1.0)
+    assert saved_s(board.rows()) == pytest.approx(1.0)
     board = Board()
     board.observe(observation(PLAIN, 0.01))
     board.observe(observation(NGRAM, 0.02))
-    assert board.saved_s() == pytest.approx(-1.0)
+    assert saved_s(board.rows()) == pytest.approx(-1.0)
 
 
 def test_other_fingerprints_are_left_out() -> None:
