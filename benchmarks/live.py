@@ -1,0 +1,154 @@
+"""Run the real proxy as a child process and send it requests with the official clients."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+from rich.console import Console
+
+__all__ = ["Row", "Running", "Sample", "free_port", "get_json", "send", "started"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request to send: `kind` is its label, `request` an OpenAI chat request without model."""
+
+    kind: str
+    request: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one request took. `decode_s` is the server's own figure, `total_s` wall clock."""
+
+    kind: str
+    strategy: str
+    workload: str
+    total_s: float
+    tokens: int
+    decode_s: float
+    drafted: int
+    accepted: int
+
+    @property
+    def decode_per_token(self) -> float:
+        """Decode seconds per token."""
+        return self.decode_s / max(1, self.tokens - 1)
+
+    @property
+    def total_per_token(self) -> float:
+        """Wall-clock seconds of the whole request per output token."""
+        return self.total_s / max(1, self.tokens)
+
+
+@dataclass(slots=True)
+class Running:
+    """A started proxy: its address, and each lane's own (strategy name → URL)."""
+
+    url: str
+    lanes: dict[str, str] = field(default_factory=dict)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def get_json(url: str, timeout: float = 5.0) -> dict[str, Any]:
+    """GET a JSON object."""
+    with urllib.request.urlopen(url, timeout=timeout) as reply:
+        data: dict[str, Any] = json.load(reply)
+        return data
+
+
+def wait_ready(url: str, child: subprocess.Popen[str], log: Path, seconds: float) -> dict[str, Any]:
+    """Wait until every lane is ready or given up; returns the status."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            sys.exit(f"specproxy ended with exit code {child.returncode}:\n{log.read_text()[-3000:]}")
+        try:
+            status = get_json(f"{url}/specproxy/api/status")
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            status = {}
+        lanes = status.get("lanes", [])
+        if lanes and all(lane["health"] != "starting" for lane in lanes):
+            return status
+        time.sleep(0.2)
+    sys.exit(f"the lanes were not ready after {seconds:.0f} s:\n{log.read_text()[-3000:]}")
+
+
+@contextmanager
+def started(
+    args: Sequence[str], *, state: Path, console: Console, engine: str = "managed", threads: int = 2
+) -> Iterator[Running]:
+    """`specproxy start` with these arguments, ready and stopped again."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    log = state / "proxy.log"
+    command = [sys.executable, "-m", "specproxy", "start", "--port", str(port), "--state-dir", str(state)]
+    command += ["--engine", engine, "--threads", str(threads), "--slots", "1", *args]
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as child:
+        try:
+            status = wait_ready(url, child, log, 240)
+            running = Running(url)
+            for lane in status["lanes"]:
+                if lane["health"] == "ready" and lane.get("address"):
+                    running.lanes[lane["strategy"]] = lane["address"]
+                note = f": {lane['note']}" if lane.get("note") else ""
+                memory = lane.get("memory_bytes", 0) / 1e6
+                console.print(
+                    f"  lane [bold]{lane['id']}[/bold] {lane['health']}, {memory:.0f} MB{note}", highlight=False
+                )
+            yield running
+        finally:
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+
+def send(base: str, row: Row, *, stream: bool, strategy: str = "") -> Sample:
+    """Send one chat request with the openai client; `strategy` names the lane where the reply does not."""
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+    begun = time.perf_counter()
+    kwargs: dict[str, Any] = {"model": "local", **row.request}
+    extra = {k: kwargs.pop(k) for k in ("top_k", "min_p") if k in kwargs}
+    if extra:
+        kwargs["extra_body"] = extra
+    timings: dict[str, Any] = {}
+    if stream:
+        raw = client.chat.completions.with_raw_response.create(stream=True, **kwargs)
+        for chunk in raw.parse():
+            timings = (chunk.model_extra or {}).get("timings") or timings
+    else:
+        raw = client.chat.completions.with_raw_response.create(**kwargs)
+        timings = (raw.parse().model_extra or {}).get("timings") or {}
+    total = time.perf_counter() - begun
+    return Sample(
+        kind=row.kind,
+        strategy=raw.headers.get("x-specproxy-strategy", strategy),
+        workload=raw.headers.get("x-specproxy-workload", ""),
+        total_s=total,
+        tokens=int(timings.get("predicted_n", 0)),
+        decode_s=float(timings.get("predicted_ms", 0.0)) / 1000,
+        drafted=int(timings.get("draft_n", 0)),
+        accepted=int(timings.get("draft_n_accepted", 0)),
+    )
