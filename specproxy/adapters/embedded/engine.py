@@ -161,6 +161,11 @@ class LlamaEngine:
             self._vocabulary = None
 
     @property
+    def native_s(self) -> float:
+        """Seconds spent in llama.cpp's decodes since the model was loaded."""
+        return 0.0 if self._runtime is None else self._runtime.native_s
+
+    @property
     def loaded(self) -> bool:
         """Whether the weights are in memory."""
         return self._runtime is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -317,6 +318,10 @@ class ContextParams:
 class Context:
     """A KV cache over a model, and the outputs of its last decode.
 
+    Attributes:
+        states: recurrent states that are kept for rollback.
+        native_s: seconds spent in llama_decode so far.
+
     Raises:
         ModelFileError: memory ran out, or the model cannot be run this way.
     """
@@ -351,6 +356,7 @@ class Context:
                     hint="a smaller context or fewer parallel sequences need less memory",
                 )
         self.model = model
+        self.native_s = 0.0
         self.states = int(lib.llama_n_rs_seq(self.handle))
         self._memory = lib.llama_get_memory(self.handle)
         self._views: dict[tuple[int, int, int], Floats] = {}
@@ -364,7 +370,9 @@ class Context:
             DecodeError: anything else. What the cache holds of the batch's sequences is then unknown.
         """
         batch.raw.n_tokens = batch.n
+        started = time.perf_counter()
         code = lib.llama_decode(self.handle, batch.raw)
+        self.native_s += time.perf_counter() - started
         if code == 0:
             return
         if code == NO_SLOT:

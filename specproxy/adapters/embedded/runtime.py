@@ -167,6 +167,12 @@ class Runtime:
         self._closers.append(context)
         return context
 
+    @property
+    def native_s(self) -> float:
+        """Seconds spent in llama.cpp's decodes so far."""
+        contexts = [self.context, *(drafter.context for drafter in self.drafters.values())]
+        return sum(context.native_s for context in contexts)
+
     def close(self) -> None:
         """Free everything; idempotent."""
         while self._closers:
