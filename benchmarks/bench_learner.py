@@ -237,6 +237,7 @@ def _draw(curves: dict[tuple[str, str], Floats], path: Path) -> None:
     except ImportError:
         return
     names = list(dict.fromkeys(world for world, _ in curves))
+    colours = {policy: f"C{i}" for i, policy in enumerate(dict.fromkeys(p for _, p in curves if p != ORACLE))}
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(5 * columns, 3.4 * rows), squeeze=False)
@@ -246,13 +247,15 @@ def _draw(curves: dict[tuple[str, str], Floats], path: Path) -> None:
         for (name_world, policy), curve in curves.items():
             if name_world == world and policy != ORACLE:
                 x = 10 * np.arange(1, len(curve) + 1)
-                axis.plot(x, 100 * curve, label=policy, linewidth=2.2 if policy == OURS else 1.0)
+                width, colour = (2.4, "black") if policy == OURS else (1.0, colours[policy])
+                axis.plot(x, 100 * curve, label=policy, linewidth=width, color=colour)
         axis.set_title(world)
         axis.set_ylim(-1, 40)
         axis.set_xlabel("requests")
         axis.set_ylabel("time above the oracle's, %")
-    axes.flat[0].legend(fontsize=7)
-    figure.tight_layout()
+    lines = {line.get_label(): line for axis in axes.flat for line in axis.lines}
+    figure.legend(lines.values(), lines.keys(), loc="lower center", ncols=6, fontsize=8)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -134,8 +134,9 @@ def _replay_hindsight(
     drafter.survey([*prompt, *output])
     known, at, end = len(prompt), 1, len(output)
     draft_at, step = drafter.draft_at, tally.step
+    roomy = limit - 1 - n_max  # up to here the limit cuts no draft
     while at < end:
-        draft = draft_at(known + at, min(n_max, limit - at - 1))
+        draft = draft_at(known + at, n_max if at <= roomy else limit - 1 - at)
         if draft:
             at += step(at, draft, drafter.match_length)
         else:

@@ -58,6 +58,7 @@ class NgramDrafter:
         self._tokens: list[int] = []
         self._indexes: tuple[GramIndex, ...] = ()
         self._places: tuple[tuple[int, list[int]], ...] = ()
+        self._shortest: list[int] = []  # earlier places of the shortest grams: without one there are no others
         self.begin(())
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -65,6 +66,7 @@ class NgramDrafter:
         self._tokens = []
         self._indexes = tuple(GramIndex(n) for n in self._lengths())
         self._places = tuple((index.n, index.previous) for index in self._indexes)
+        self._shortest = self._places[-1][1]
         self.match_length = 0
         self.extend(tokens)
 
@@ -84,17 +86,18 @@ class NgramDrafter:
         array = np.asarray(self._tokens, dtype=np.int64)
         self._indexes = ()
         self._places = tuple((n, previous_places(array, n)) for n in self._lengths())
+        self._shortest = self._places[-1][1]
 
     def draft_at(self, length: int, n_max: int) -> Sequence[int]:
         """What `draft` gave, or would have given, when only the first `length` tokens were known."""
-        n_max = min(n_max, self.n_max)
+        last = length - 1
+        if last >= 0 and n_max >= 1 and self._shortest[last] >= 0:
+            n_max = min(n_max, self.n_max)
+            for n, previous in self._places:
+                if previous[last] >= 0:
+                    end, self.match_length = self._best_place(previous, last, n)
+                    return self._copy(end + 1, length, n_max)
         self.match_length = 0
-        if n_max < 1 or length < 1:
-            return ()
-        for n, previous in self._places:
-            if previous[length - 1] >= 0:
-                end, self.match_length = self._best_place(previous, length - 1, n)
-                return self._copy(end + 1, length, n_max)
         return ()
 
     def _lengths(self) -> tuple[int, ...]:
