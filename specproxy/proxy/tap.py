@@ -8,7 +8,7 @@ Memory is constant: events longer than `split.EVENT_LIMIT` and documents are kep
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specproxy.adapters.base import Headers
@@ -109,6 +109,7 @@ class Tap:
         self._first_at: float | None = None
         self._done_at: float | None = None
         self._error = False
+        self._several = False
 
     @property
     def content_events(self) -> int:
@@ -187,11 +188,16 @@ class Tap:
             self._take(parse_object(data) or {}, now)
 
     def _take(self, payload: Json, now: float) -> None:
-        self._figures.read(payload)
+        self._read(payload)
         if _is_error(payload):
             self._error = True
         elif self._dialect is not None and _is_end(self._dialect, payload):
             self._mark_done(now)
+
+    def _read(self, payload: Json) -> None:
+        self._figures.read(payload)
+        choices = list(objects(payload.get("choices")))
+        self._several = self._several or len(choices) > 1 or any(choice.get("index") for choice in choices)
 
     def _mark_done(self, now: float) -> None:
         if self._done_at is None:
@@ -202,7 +208,7 @@ class Tap:
         text = self._document.end()
         payload = parse_object(text) if self._document.whole else salvage(text)
         if payload is not None:
-            self._figures.read(payload)
+            self._read(payload)
             self._error = self._error or _is_error(payload)
         if payload is not None and text.rstrip().endswith(b"}"):
             self._mark_done(now)
@@ -232,7 +238,7 @@ class Tap:
             source=source,
             complete=complete,
             error=self._error,
-            weight=weight if complete else 0.0,
+            weight=weight if complete and not self._several else 0.0,
         )
 
     def _source(self) -> TimingSource:
@@ -270,7 +276,7 @@ def _is_end(dialect: Dialect, payload: Json) -> bool:
     Of an object too long to keep, `done` or `stop` may be cut off; what stands only in last objects tells then.
     """
     if dialect in _OPENAI:
-        return any(isinstance(choice.get("finish_reason"), str) for choice in _choices(payload))
+        return any(isinstance(choice.get("finish_reason"), str) for choice in objects(payload.get("choices")))
     if dialect in _OLLAMA:
         return payload.get("done") is True or "eval_count" in payload
     if dialect in _LLAMACPP:
@@ -278,7 +284,3 @@ def _is_end(dialect: Dialect, payload: Json) -> bool:
     if dialect is Dialect.ANTHROPIC:
         return payload.get("type") == "message_stop"
     return payload.get("type") in ("response.completed", "response.incomplete")
-
-
-def _choices(payload: Json) -> Iterable[Json]:
-    return objects(payload.get("choices"))

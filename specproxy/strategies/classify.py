@@ -48,7 +48,20 @@ SHORT_PROBLEM = 600  # characters; in longer texts numbers are facts rather than
 SHORT_SYSTEM = 800  # characters; longer system prompts name every kind of task
 LOOK_BACK = 12  # turns
 
-_RAW = frozenset({Dialect.OPENAI_COMPLETIONS, Dialect.LLAMACPP, Dialect.OLLAMA_GENERATE})
+SYSTEM_EDGE = 4000  # characters of a system prompt in which an agent is told what it is
+AGENT_TOOLS = 3  # an agent that works on files has at least so many tools
+
+_RAW = frozenset({Dialect.OPENAI_COMPLETIONS, Dialect.LLAMACPP})
+_AGENT = (
+    "repository",
+    "codebase",
+    "workspace",
+    "filesystem",
+    "file system",
+    "terminal",
+    "software eng",
+    "coding agent",
+)
 
 Verdict = tuple[str, str]  # kind, signal
 
@@ -61,6 +74,7 @@ class _Talk:
     ask: Reading
     system: Reading | None
     earlier: Sequence[Turn]  # before the ask, without system turns, newest first
+    agent: bool = False  # the system prompt makes the model an agent that works on files
 
     def earlier_code(self) -> bool:
         """Whether an earlier turn holds fenced code."""
@@ -139,7 +153,14 @@ def _talk(facts: RequestFacts) -> _Talk:
     ask = recent[last].text if last is not None else (recent[-1].text if recent else "")
     system = next((turn.text for turn in facts.turns[:LOOK_BACK] if turn.role == "system"), None)
     before = [turn for turn in reversed(recent[: last or 0]) if turn.role != "system"]
-    return _Talk(facts, read(ask), read(system) if system else None, before)
+    return _Talk(facts, read(ask), read(system) if system else None, before, _is_agent(facts, system))
+
+
+def _is_agent(facts: RequestFacts, system: str | None) -> bool:
+    if system is None or facts.tools < AGENT_TOOLS:
+        return False
+    opening = system[:SYSTEM_EDGE].lower()
+    return any(word in opening for word in _AGENT)
 
 
 def _by_rules(talk: _Talk, rules: Sequence[_Rule]) -> Verdict | None:
@@ -162,7 +183,8 @@ def _given_code(talk: _Talk) -> Verdict | None:
         return "code_edit", "text:code and an edit verb"
     if ask.has("explain", "summarise") and not ask.has("edit_of_code"):
         return "prose", "text:code to explain"
-    if talk.facts.dialect in _RAW or ("create" in ask.lead and ask.has("code")):
+    goes_on = talk.facts.dialect in _RAW and len(talk.facts.turns) == 1  # no template: the model just goes on
+    if goes_on or ("create" in ask.lead and ask.has("code")):
         return "code", "text:code to go on from"
     return "code_edit", "text:code"
 
@@ -349,13 +371,12 @@ def _plain(talk: _Talk) -> Verdict:
 def _needs_tool(talk: _Talk, kind: str) -> Verdict | None:
     """Whether tools that are merely offered will be called."""
     ask = talk.ask
-    agent = talk.system is not None and talk.system.has("agent")
     if kind in ("creative", "translation", "grounded", "math") or ask.has("small_talk"):
         return None
-    if ask.has("live") or "action" in ask.lead or (agent and ask.has("action")):
+    if ask.has("live") or "action" in ask.lead or (talk.agent and ask.has("action")):
         return "tool_call", "words:needs a tool"
-    if not ask.has_code and ("edit" in ask.lead or (agent and ask.has("edit"))):
+    if not ask.has_code and ("edit" in ask.lead or (talk.agent and ask.has("edit"))):
         return "tool_call", "words:an edit of what is not there"
-    if agent and not ask.has_code:
+    if talk.agent and not ask.has_code:
         return "tool_call", "system:an agent"
     return None

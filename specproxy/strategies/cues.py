@@ -187,7 +187,6 @@ _LIVE = """
 today tomorrow tonight currently current latest weather forecast weekend news heute morgen hoy mañana demain
 yesterday nearby nearest flights traffic stock score gestern ayer ahora jetzt aktuell
 """
-_AGENT = "tool tools agent repository workspace codebase filesystem terminal sandbox"
 
 _GROUPS: Mapping[str, str] = {
     "edit": _EDIT,
@@ -219,7 +218,6 @@ _GROUPS: Mapping[str, str] = {
     "how_to": _HOW_TO,
     "action": _ACTION,
     "live": _LIVE,
-    "agent": _AGENT,
     "json": "json jsonl",
 }
 

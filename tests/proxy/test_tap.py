@@ -294,6 +294,12 @@ def test_ollama_generate_in_one_piece() -> None:
     assert_figures(read(Dialect.OLLAMA_GENERATE, [json.dumps(long).encode()], JSON), **OLLAMA_FIGURES)
 
 
+def test_ollama_finding_a_resident_model_is_no_load() -> None:
+    """`load_duration` is never zero; a few dozen milliseconds are the look-up of the runner."""
+    last = {"response": "ab", **OLLAMA_LAST, "load_duration": 40_000_000}
+    assert_figures(read(Dialect.OLLAMA_GENERATE, lines(last), NDJSON), **{**OLLAMA_FIGURES, "load_s": 0.0})
+
+
 def test_ollama_error_in_mid_stream() -> None:
     """Status 200 and a line with an error: the reply is no success."""
     got = read(
@@ -358,6 +364,19 @@ def test_tokens_that_came_at_once_have_no_decode_time() -> None:
     assert_figures(
         read(Dialect.OPENAI_CHAT, chunks), output_tokens=100, decode_s=None, weight=0.0, complete=True
     )
+
+
+def test_several_answers_teach_nothing() -> None:
+    """With n above 1, or a batch of prompts, steps are shared: counts and times do not go together."""
+    second = delta(None, "stop", timings=TIMINGS)
+    second["choices"][0]["index"] = 1
+    streamed = read(
+        Dialect.OPENAI_CHAT, sse(delta("a"), delta(None, "stop", timings=TIMINGS), second, "[DONE]")
+    )
+    document = {"choices": [{"index": 0}, {"index": 1}], "timings": TIMINGS}
+    whole = read(Dialect.OPENAI_CHAT, [json.dumps(document).encode()], JSON)
+    for got in (streamed, whole):
+        assert_figures(got, complete=True, weight=0.0, draft_tokens=6)
 
 
 def test_pings_are_nothing() -> None:

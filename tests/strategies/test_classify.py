@@ -195,6 +195,27 @@ def test_tools_that_are_merely_offered(text: str, system: str, expected: str) ->
     assert kind(text, system=system, **OFFERED) == expected
 
 
+def test_an_agent_is_known_by_the_beginning_of_a_long_system_prompt() -> None:
+    """Coding agents send thousands of characters of rules; few tools make no agent."""
+    system = "You help with software engineering tasks.\n" + "Follow the style of the code.\n" * 500
+    assert kind("Why is the build so slow?", system=system, **OFFERED) == "tool_call"
+    assert kind("Why is the build so slow?", system=system, tools=1, tool_choice="auto") == "prose"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "turns", "expected"),
+    [
+        (Dialect.OPENAI_COMPLETIONS, (Turn("user", CODE),), "code"),
+        (Dialect.LLAMACPP, (Turn("user", CODE),), "code"),
+        (Dialect.LLAMACPP, (Turn("system", "Be brief."), Turn("user", CODE)), "code_edit"),
+        (Dialect.OPENAI_CHAT, (Turn("user", CODE),), "code_edit"),
+    ],
+)
+def test_raw_prompts_are_gone_on_with(dialect: Dialect, turns: tuple[Turn, ...], expected: str) -> None:
+    """Code without a word is continued where no chat template stands around it, and revised in a chat."""
+    assert classify(RequestFacts(dialect, turns=turns)).kind == expected
+
+
 def test_the_middle_of_a_tool_loop() -> None:
     """After a tool's result the next call is likely, and without tools it is an answer."""
     turns = (Turn("user", "What is in a.py?"), Turn("assistant", "read a.py"), Turn("tool", "import os"))

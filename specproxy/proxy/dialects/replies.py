@@ -29,6 +29,10 @@ __all__ = ["Figures", "parse_object", "salvage"]
 
 _NS = 1e-9
 
+# Ollama's `load_duration` is never zero: finding the resident runner takes some of it. From here on it was a
+# load.
+LOAD_S = 0.25
+
 # What can be dug out of the end of an object whose beginning is gone. A quote inside a JSON string is always
 # escaped, so a quoted key with no backslash before it is a real key.
 _SCALARS = re.compile(
@@ -89,7 +93,8 @@ class Figures:
         self.prompt_tokens = _count(payload.get("prompt_eval_count"))
         self.decode_s = _seconds(payload.get("eval_duration"), _NS)
         self.prefill_s = _seconds(payload.get("prompt_eval_duration"), _NS)
-        self.load_s = _seconds(payload.get("load_duration"), _NS) or 0.0
+        load_s = _seconds(payload.get("load_duration"), _NS) or 0.0
+        self.load_s = load_s if load_s >= LOAD_S else 0.0
         self.timed = self.decode_s is not None
 
     def _read_usage(self, usage: Json) -> None:
