@@ -37,6 +37,7 @@ __all__ = [
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
+FEW = 9  # tokens
 WARNING, CONTINUATION = 3, 5  # ggml_log_level; continuations repeat the level before them
 NO_SLOT = 1  # llama_decode: no room in the KV cache for this batch
 
@@ -207,6 +208,14 @@ class Model:
             self.handle = None
 
 
+def _address_of(function: Any) -> Any:
+    """The same C function, giving the address alone: wrapping it into a pointer costs more than the call."""
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+
+
+_logits_at = _address_of(lib.llama_get_logits)
+
 # --- batch ---------------------------------------------------------------------------------------------
 
 
@@ -234,6 +243,7 @@ class Batch:
         self._rows = np.zeros((size, width), np.float32) if width else None
         self._seq_at = self._seq.ctypes.data + np.arange(size, dtype=np.uintp) * self._seq.itemsize
         self._ramp = np.arange(size, dtype=np.int32)
+        self._items = tuple(memoryview(a) for a in (self._token, self._pos, self._seq, self._out))
         raw = lib.llama_batch()
         for field, array in (
             ("token", self._token),
@@ -275,11 +285,19 @@ class Batch:
         count = len(tokens)
         start, first_row = self.n, self.n_out
         end = start + count
-        self._token[start:end] = tokens
-        np.add(self._ramp[:count], pos, out=self._pos[start:end])
-        self._seq[start:end] = seq
-        self._out[start:end] = 0
-        self._out[end - outputs : end] = 1
+        if count <= FEW:  # item by item is faster than five numpy calls
+            token_at, pos_at, seq_at, out_at = self._items
+            for i, token in enumerate(tokens):
+                token_at[start + i] = token
+                pos_at[start + i] = pos + i
+                seq_at[start + i] = seq
+                out_at[start + i] = i >= count - outputs
+        else:
+            self._token[start:end] = tokens
+            np.add(self._ramp[:count], pos, out=self._pos[start:end])
+            self._seq[start:end] = seq
+            self._out[start:end] = 0
+            self._out[end - outputs : end] = 1
         if rows is not None:
             assert self._rows is not None, "a batch without hidden rows"
             self._rows[start:end] = rows
@@ -359,8 +377,9 @@ class Context:
         self.native_s = 0.0
         self.states = int(lib.llama_n_rs_seq(self.handle))
         self._memory = lib.llama_get_memory(self.handle)
-        self._views: dict[tuple[int, int, int], Floats] = {}
+        self._views: dict[tuple[int, int], Floats] = {}
         self._hidden_on = False
+        self._hidden_at: Any = None
 
     def decode(self, batch: Batch) -> None:
         """Run a batch.
@@ -381,19 +400,22 @@ class Context:
 
     def logits(self, rows: int) -> Floats:
         """Logits of the last decode, shape (rows, n_vocab), valid until the next one."""
-        return self._view(lib.llama_get_logits(self.handle), rows, self.model.n_vocab)
+        return self._view(_logits_at(self.handle), rows, self.model.n_vocab)
 
     def hidden(self, rows: int) -> Floats:
         """Hidden rows of the last decode, shape (rows, n_embd), valid until the next one; see `want_hidden`."""
-        return self._view(_nextn.llama_get_embeddings_nextn(self.handle), rows, self.model.n_embd)
+        return self._view(self._hidden_at(self.handle), rows, self.model.n_embd)
 
     def pooled(self, seq: int) -> Floats:
         """The pooled embedding of a sequence in the last decode, shape (n_embd,)."""
-        return self._view(lib.llama_get_embeddings_seq(self.handle, seq), 1, self.model.n_embd)[0]
+        pointer = lib.llama_get_embeddings_seq(self.handle, seq)
+        return self._view(ctypes.cast(pointer, ctypes.c_void_p).value, 1, self.model.n_embd)[0]
 
     def want_hidden(self, on: bool, *, outputs_only: bool = False) -> None:
         """Give hidden rows from now on: of every token, or only of those that ask for logits."""
         if on != self._hidden_on:
+            if self._hidden_at is None:
+                self._hidden_at = _address_of(_nextn.llama_get_embeddings_nextn)
             _nextn.llama_set_embeddings_nextn(self.handle, on, outputs_only)
             self._hidden_on = on
 
@@ -424,12 +446,10 @@ class Context:
             lib.llama_free(self.handle)
             self.handle = None
 
-    def _view(self, pointer: Any, rows: int, width: int) -> Floats:
-        if not pointer:
+    def _view(self, address: int | None, rows: int, width: int) -> Floats:
+        if not address:
             raise DecodeError("llama.cpp gave no output rows", 0)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        assert address is not None
-        key = (address, rows, width)
+        key = (address, rows)
         view = self._views.get(key)
         if view is None:
             if len(self._views) > 64:
