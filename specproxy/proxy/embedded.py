@@ -16,12 +16,7 @@ from specproxy.proxy.status import Rung
 from specproxy.records import Lane, LaneStatus, Strategy
 from specproxy.strategies.cost import LaneFacts
 
-__all__ = ["EngineLanes", "is_installed"]
-
-
-def is_installed() -> bool:
-    """Whether the embedded engine can run here: whether llama-cpp-python is installed."""
-    return importlib.util.find_spec("llama_cpp") is not None
+__all__ = ["EngineLanes"]
 
 
 class EngineLanes:
@@ -55,7 +50,7 @@ class EngineLanes:
         Raises:
             ConfigError: the engine is not installed, or a file cannot be used.
         """
-        if not is_installed():
+        if importlib.util.find_spec("llama_cpp") is None:
             raise ConfigError(
                 "engine: the embedded engine is not installed",
                 hint="pip install 'specproxy[embedded]' compiles it, or choose --engine managed",

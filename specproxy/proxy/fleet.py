@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from specproxy.adapters.base import Backend, ProbeResult
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpBackend
 from specproxy.config import Settings
 from specproxy.errors import BackendError
-from specproxy.proxy.embedded import EngineLanes, is_installed
-from specproxy.proxy.managed import ManagedLanes
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Rung, Upstream
 from specproxy.records import Lane
 from specproxy.strategies.cost import LaneFacts
+
+if TYPE_CHECKING:
+    from specproxy.proxy.embedded import EngineLanes
+    from specproxy.proxy.managed import ManagedLanes
 
 __all__ = ["Fleet"]
 
@@ -108,6 +112,12 @@ class Fleet:
 
 
 def _own_lanes(settings: Settings) -> EngineLanes | ManagedLanes:
-    """What runs the model: as configured, or the engine where it is installed."""
-    embedded = settings.engine == "embedded" or (settings.engine == "auto" and is_installed())
-    return EngineLanes(settings) if embedded else ManagedLanes(settings)
+    """What runs the model: as configured, or the engine where it is installed. Imports only what that needs."""
+    installed = importlib.util.find_spec("llama_cpp") is not None
+    if settings.engine == "embedded" or (settings.engine == "auto" and installed):
+        from specproxy.proxy.embedded import EngineLanes
+
+        return EngineLanes(settings)
+    from specproxy.proxy.managed import ManagedLanes
+
+    return ManagedLanes(settings)
