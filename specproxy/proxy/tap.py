@@ -134,7 +134,7 @@ class Tap:
         kind = values.get(b"content-type", b"").partition(b";")[0].rstrip()
         if kind == b"text/event-stream":
             self._splitter, self._sse = SseSplitter(), True
-        elif kind in (b"application/x-ndjson", b"application/jsonl") or self._dialect in _OLLAMA:
+        elif kind in (b"application/x-ndjson", b"application/jsonl"):
             self._splitter = LineSplitter()
 
     def feed(self, parts: Sequence[bytes], now: float) -> None:

@@ -190,10 +190,13 @@ def _given_code(talk: _Talk) -> Verdict | None:
 
 
 def _code_follow_up(talk: _Talk) -> Verdict | None:
-    """An edit of code that an earlier turn holds."""
-    short = talk.ask.words <= FOLLOW_UP_WORDS
-    if short and talk.ask.has("edit", "edit_of_code") and talk.earlier_code():
-        return "code_edit", "turns:code before, an edit verb now"
+    """A change to code that an earlier turn holds: an edit verb, or a technical word and nothing else."""
+    ask = talk.ask
+    if ask.words > FOLLOW_UP_WORDS or not talk.earlier_code():
+        return None
+    technical = ask.has("programming_language", "tech") and not ask.asks
+    if ask.has("edit", "edit_of_code") or (technical and not ask.has("create", "explain")):
+        return "code_edit", "turns:code before, a change now"
     return None
 
 

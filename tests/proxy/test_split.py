@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,29 @@ def test_lines_do_not_depend_on_the_cuts(stream: tuple[bytes, list[bytes]]) -> N
     """The same for lines."""
     whole, pieces = stream
     assert events(LineSplitter(LIMIT), pieces) == events(LineSplitter(LIMIT), [whole])
+
+
+@pytest.mark.parametrize("ends", [[b"\n"], [b"\r\n"], [b"\r"], [b"\n", b"\r\n"], [b"\n", b"\n", b"\r"]])
+def test_every_cut_of_a_stream_with_long_events(ends: list[bytes]) -> None:
+    """Wherever it is cut, within a line end or an event that is too long, the events are the same."""
+    lines = [
+        b"data: short",
+        b"",
+        b"event: x",
+        b"data: " + b"long " * 12,
+        b"",
+        b"",
+        b": ping",
+        b"",
+        b"x" * LIMIT,
+        b"",
+    ]
+    stream = b"".join(line + end for line, end in zip(lines, itertools.cycle(ends), strict=False))
+    for splitter in (SseSplitter, LineSplitter):
+        whole = events(splitter(LIMIT), [stream])
+        for place in range(len(stream) + 1):
+            assert events(splitter(LIMIT), [stream[:place], stream[place:]]) == whole
+        assert events(splitter(LIMIT), [stream[i : i + 1] for i in range(len(stream))]) == whole
 
 
 @given(st.lists(st.lists(field, min_size=1, max_size=4), max_size=8), line_end)

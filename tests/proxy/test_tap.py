@@ -286,12 +286,13 @@ def test_ollama_chat_stream() -> None:
     assert_figures(got, **OLLAMA_FIGURES, ttft_at=2.0)
 
 
-def test_ollama_generate_in_one_piece() -> None:
-    """The same object alone; `context` may be long, the figures stand behind it."""
+def test_ollama_generate() -> None:
+    """The same object alone or as the last line; `context` may be long, the figures stand behind it."""
     last = {"response": "ab", **OLLAMA_LAST}
     assert_figures(read(Dialect.OLLAMA_GENERATE, [json.dumps(last).encode()], JSON), **OLLAMA_FIGURES)
     long = {"response": "ab", "done": True, "context": list(range(30_000)), **OLLAMA_LAST}
     assert_figures(read(Dialect.OLLAMA_GENERATE, [json.dumps(long).encode()], JSON), **OLLAMA_FIGURES)
+    assert_figures(read(Dialect.OLLAMA_GENERATE, lines(long), NDJSON), **OLLAMA_FIGURES)
 
 
 def test_ollama_finding_a_resident_model_is_no_load() -> None:
@@ -377,6 +378,28 @@ def test_several_answers_teach_nothing() -> None:
     whole = read(Dialect.OPENAI_CHAT, [json.dumps(document).encode()], JSON)
     for got in (streamed, whole):
         assert_figures(got, complete=True, weight=0.0, draft_tokens=6)
+
+
+def test_one_event_has_no_decode_time() -> None:
+    """Between the only content and the end no further token came."""
+    got = read(
+        Dialect.OPENAI_CHAT, sse(delta("a"), delta(None, "stop", usage={"completion_tokens": 2}), "[DONE]")
+    )
+    assert_figures(got, output_tokens=2, decode_s=None, weight=0.0, complete=True)
+
+
+def test_timings_are_not_mixed_with_usage() -> None:
+    """A server's decode time goes with its own count, whatever the usage beside it counts."""
+    usage = {"completion_tokens": 900, "prompt_tokens": 800}
+    chunks = sse(delta("a"), delta(None, "stop", timings=TIMINGS), {"choices": [], "usage": usage}, "[DONE]")
+    assert_figures(read(Dialect.OPENAI_CHAT, chunks), **SERVER_FIGURES)
+
+
+def test_no_more_is_accepted_than_drafted() -> None:
+    """Counters that do not fit each other are cut to what is possible."""
+    timings = {**TIMINGS, "draft_n": 3, "draft_n_accepted": 7}
+    got = read(Dialect.LLAMACPP, sse({"content": "", "stop": True, "timings": timings}))
+    assert_figures(got, draft_tokens=3, accepted_tokens=3)
 
 
 def test_pings_are_nothing() -> None:

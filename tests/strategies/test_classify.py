@@ -98,6 +98,7 @@ def test_fields_decide_before_words(fields: dict[str, object], expected: str) ->
         (f"Summarise this:\n\n{ARTICLE}", "grounded"),
         (f"{ARTICLE}\n\nWhy was the vote put off?", "grounded"),
         (f"Fasse den Text zusammen.\n\n{ARTICLE}", "grounded"),
+        (f"how much will it cost, in 2 lines of 5 words\n\n{ARTICLE}", "grounded"),
         ("A train covers 210 km in 3 hours. How fast is it?", "math"),
         ("Solve for x: 3x - 4 = 11", "math"),
         ("what's 15% of 240", "math"),
@@ -136,6 +137,8 @@ def test_words_of_the_material_do_not_decide() -> None:
     [
         (("Write a mean function.", f"Here:\n{CODE}", "Now handle empty lists."), "code_edit"),
         (("Write a mean function.", f"Here:\n{CODE}", "that's still wrong"), "code_edit"),
+        (("Write a mean function.", f"Here:\n{CODE}", "with numpy, please"), "code_edit"),
+        (("Write a mean function.", f"Here:\n{CODE}", "even shorter"), "code_edit"),
         ((f"Read this.\n\n{ARTICLE}", "Done.", "What did the mayor say?"), "grounded"),
         (("Write a poem about the sea.", "Waves…", "Go on, and make it stranger."), "creative"),
         (("Translate 'good luck' into Polish.", "Powodzenia.", "and into Czech?"), "translation"),

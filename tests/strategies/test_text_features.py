@@ -47,6 +47,11 @@ def test_the_instruction_is_told_from_the_material() -> None:
     long = f"Summarise.\n\n{paragraph * 4}\n\nBe brief."
     assert read(long).instruction == "Summarise.\nBe brief."
     assert read(long).material == len(long) - len("Summarise.\nBe brief.")
+    assert read(f"Summarise.\n\n{paragraph * 4}").instruction == "Summarise."
+    one_line = read(f"Summarise: {paragraph * 4}And how did it end?")
+    assert one_line.instruction.startswith("Summarise: It was")
+    assert one_line.instruction.endswith("And how did it end?")
+    assert len(one_line.instruction) < 400
     assert read("a" * SHORT).instruction == "a" * SHORT
 
 

@@ -73,10 +73,10 @@ def objects(value: object) -> Iterator[Json]:
 
 
 def limit(*values: object) -> int | None:
-    """The first token limit that is a positive integer; servers take 0 and below as "no limit"."""
+    """The first token limit that is an integer from 0 up; servers take negative ones as "no limit"."""
     for value in values:
         count = whole(value)
-        if count is not None and count > 0:
+        if count is not None and count >= 0:
             return count
     return None
 

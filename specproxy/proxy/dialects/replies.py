@@ -33,13 +33,13 @@ _NS = 1e-9
 # load.
 LOAD_S = 0.25
 
-# What can be dug out of the end of an object whose beginning is gone. A quote inside a JSON string is always
-# escaped, so a quoted key with no backslash before it is a real key.
+# What can be dug out of the end of an object whose beginning is gone. Inside a JSON string both quotes of a key
+# are escaped, so what looks like a key is one.
 _SCALARS = re.compile(
-    rb'(?<!\\)"(eval_count|eval_duration|prompt_eval_count|prompt_eval_duration|load_duration|done|stop'
+    rb'"(eval_count|eval_duration|prompt_eval_count|prompt_eval_duration|load_duration|done|stop'
     rb'|stop_type)"\s*:\s*(\d+|true|false|"\w*")'
 )
-_OBJECTS = re.compile(rb'(?<!\\)"(timings|usage|stats|metrics|sglext)"\s*:\s*(?=\{)')
+_OBJECTS = re.compile(rb'"(timings|usage|stats|metrics|sglext)"\s*:\s*(?=\{)')
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
 
 

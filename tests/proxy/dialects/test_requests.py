@@ -163,6 +163,7 @@ def test_limits_and_logprobs() -> None:
     """The newer limit wins, no limit is none, and any request for logprobs counts."""
     assert chat(messages=[], max_tokens=5, max_completion_tokens=7).max_tokens == 7
     assert chat(messages=[], max_tokens=-1).max_tokens is None
+    assert chat(messages=[], max_tokens=0).max_tokens == 0
     assert chat(messages=[], logprobs=True).logprobs
     assert chat(messages=[], n_probs=2).logprobs
     assert not chat(messages=[], logprobs=False).logprobs
@@ -440,7 +441,7 @@ def test_wrong_types_never_raise(dialect: Dialect, body: dict[str, Any]) -> None
         for turn in found.turns
     )
     assert found.n >= 1
-    assert found.max_tokens is None or found.max_tokens > 0
+    assert found.max_tokens is None or found.max_tokens >= 0
     assert found.tool_choice in {"none", "auto", "required", "named"}
 
 
