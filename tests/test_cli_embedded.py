@@ -50,6 +50,29 @@ def test_the_engine_is_preferred_and_switches_by_request(env: dict[str, str], pa
         assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
+def test_ngram_learns_from_requests_on_other_lanes(env: dict[str, str], pair: CalibratedPair) -> None:
+    """Repetitive text that only plain has decoded makes the policy expect more of the n-gram lane: replay."""
+    request_file = Path(env["XDG_CONFIG_HOME"]).parent / "request.json"
+    request_file.write_text(json.dumps({"prompt": pair.marker("edit", 9), "temperature": 0}))
+
+    def expected(url: str) -> float:
+        done = run(env, "explain", str(request_file), "--path", "/v1/completions", "--url", url, "--json")
+        return float({c["lane"]: c["ratio"] for c in json.loads(done.stdout)["candidates"]}["ngram"])
+
+    arguments = ["--model", str(pair.target), "--threads", "1", "--ctx", "1024", "--strategies", "ngram"]
+    with started(env, *arguments) as (_, url):
+        settled(url)
+        before = expected(url)
+        for start in range(4):
+            body = {"prompt": pair.marker("edit", start), "max_tokens": 60, "temperature": 0}
+            request = urllib.request.Request(f"{url}/v1/completions", data=json.dumps(body).encode())
+            request.add_header("X-Specproxy-Strategy", "plain")
+            with urllib.request.urlopen(request):
+                pass
+        while expected(url) > 0.9 * before:  # replay runs in the background
+            pass
+
+
 def test_an_unusable_model_ends_it_with_exit_code_2(env: dict[str, str], tmp_path: Path) -> None:
     """One or two lines on stderr that name the file."""
     (tmp_path / "text.gguf").write_text("no model at all")

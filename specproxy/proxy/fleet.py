@@ -17,6 +17,7 @@ from specproxy.records import Lane
 from specproxy.strategies.cost import LaneFacts
 
 if TYPE_CHECKING:
+    from specproxy.adapters.embedded.backend import EmbeddedBackend
     from specproxy.proxy.embedded import EngineLanes
     from specproxy.proxy.managed import ManagedLanes
 
@@ -84,6 +85,14 @@ class Fleet:
             if server.backend == lane.backend:
                 return server.url
         return self._own.address(lane) if self._own is not None else ""
+
+    @property
+    def engine(self) -> EmbeddedBackend | None:
+        """The embedded engine, if it runs the model."""
+        from specproxy.adapters.embedded.backend import EmbeddedBackend
+
+        own = self._own.backend if self._own is not None else None
+        return own if isinstance(own, EmbeddedBackend) else None
 
     def lane_failed(self, lane: Lane, error: BackendError) -> None:
         """A lane could not be reached, or broke off."""

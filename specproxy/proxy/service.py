@@ -29,6 +29,7 @@ from specproxy.proxy.guard import Guard
 from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.headers import PIN_HEADER
 from specproxy.proxy.recorder import Recorder
+from specproxy.proxy.replayer import Replayer
 from specproxy.proxy.router import Router
 from specproxy.proxy.status import board_json, lane_json
 from specproxy.records import Candidate, Decision, Health, LaneStatus, Situation, TempBucket, Workload
@@ -85,6 +86,10 @@ class Service:
         await self._listen()
         await self._fleet.start()
         self._backends_changed()
+        if (engine := self._fleet.engine) is not None:
+            replayer = Replayer(engine.report, engine.lanes, self.policy)
+            self.router.on_observation(replayer)
+            self._tasks.spawn(replayer.run(), name="replay")
         self._tasks.spawn(self._save_regularly(), name="save statistics")
         self._tasks.spawn(self._watch_lanes(), name="watch lanes")
 
