@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from tests.support.calibrated import CalibratedPair, write_pair
-from tests.support.processes import clean_env, run, settled, started
+from tests.support.processes import clean_env, leaks, run, settled, started
 
+CANARY = "xylophone-canary-7421"  # must be found nowhere afterwards
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(120)]
 
 
@@ -36,7 +37,7 @@ def test_the_engine_is_preferred_and_switches_by_request(env: dict[str, str], pa
         assert (data["rung"]["number"], data["rung"]["name"]) == (1, "a strategy per request")
         texts = set()
         for strategy in ("plain", "ngram", "mtp", "draft"):
-            body = {"prompt": pair.marker("json", 3), "max_tokens": 20, "temperature": 0}
+            body = {"prompt": f"{CANARY} {pair.marker('json', 3)}", "max_tokens": 20, "temperature": 0}
             request = urllib.request.Request(f"{url}/v1/completions", data=json.dumps(body).encode())
             request.add_header("X-Specproxy-Strategy", strategy)
             with urllib.request.urlopen(request) as reply:
@@ -46,7 +47,9 @@ def test_the_engine_is_preferred_and_switches_by_request(env: dict[str, str], pa
         children = psutil.Process(child.pid).children(recursive=True)
         assert children
         child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=30) == 0
+        out, err = child.communicate(timeout=30)
+        assert child.returncode == 0
+        assert leaks(CANARY, out + err, env) == []
         assert psutil.wait_procs(children, timeout=10)[1] == []
 
 

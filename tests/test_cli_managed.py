@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from tests.support.calibrated import CalibratedPair, write_pair
-from tests.support.processes import clean_env, get, run, settled, started
+from tests.support.processes import clean_env, get, leaks, run, settled, started
 
+CANARY = "xylophone-canary-7421"  # must be found nowhere afterwards
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 
 
@@ -42,7 +43,7 @@ def test_it_serves_on_a_lane_for_each_strategy(env: dict[str, str], pair: Calibr
         assert data["rung"]["number"] == 2
         texts = set()
         for strategy in ("plain", "ngram", "mtp", "draft"):
-            body = {"prompt": pair.marker("json", 3), "max_tokens": 20, "temperature": 0}
+            body = {"prompt": f"{CANARY} {pair.marker('json', 3)}", "max_tokens": 20, "temperature": 0}
             request = urllib.request.Request(f"{url}/v1/completions", data=json.dumps(body).encode())
             request.add_header("X-Specproxy-Strategy", strategy)
             with urllib.request.urlopen(request) as reply:
@@ -54,7 +55,9 @@ def test_it_serves_on_a_lane_for_each_strategy(env: dict[str, str], pair: Calibr
         children = psutil.Process(child.pid).children(recursive=True)
         assert len(children) >= 4
         child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=30) == 0
+        out, err = child.communicate(timeout=30)
+        assert child.returncode == 0
+        assert leaks(CANARY, out + err, env) == []
         assert psutil.wait_procs(children, timeout=10)[1] == []
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support.ports import free_port
 
-__all__ = ["COMMAND", "clean_env", "get", "run", "settled", "started", "wait_healthy"]
+__all__ = ["COMMAND", "clean_env", "get", "leaks", "run", "settled", "started", "wait_healthy"]
 
 COMMAND = [sys.executable, "-m", "specproxy"]
 
@@ -73,3 +73,11 @@ def settled(url: str) -> dict[str, Any]:
             return data
         time.sleep(0.05)
     raise AssertionError("the lanes did not settle")
+
+
+def leaks(text: str, output: str, env: Mapping[str, str]) -> list[str]:
+    """Where a text from a prompt has been left: the output, or files below the state directory."""
+    found = ["output"] if text in output else []
+    files = [path for path in Path(env["XDG_STATE_HOME"]).rglob("*") if path.is_file()]
+    assert files, "nothing was kept at all"
+    return found + [str(path) for path in files if text.encode() in path.read_bytes()]
