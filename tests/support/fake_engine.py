@@ -24,7 +24,7 @@ SPECIAL = {BOS: "<s>", EOS: "</s>", 258: "<tool_call>", 259: "</tool_call>", 260
 def card(**changes: object) -> ModelCard:
     """The fake model's card."""
     values: dict[str, object] = {
-        "name": "fake", "path": "/models/fake.gguf", "context": 512, "train_context": 2048, "vocab": 262,
+        "name": "fake", "path": "/models/fake.gguf", "context": 4096, "train_context": 2048, "vocab": 262,
         "embedding": 4, "parameters": 1_000_000, "size_bytes": 2_000_000, "architecture": "llama",
         "quantisation": "F16", "chat_template": None, "bos": BOS, "eos": EOS,
         "strategies": (Strategy(), Strategy(("ngram",), 8), Strategy(("auto",))),
@@ -48,6 +48,7 @@ class FakeEngine:
         self.started = False
         self.gate: asyncio.Event | None = None
         self.given_up = asyncio.Event()
+        self.taken = asyncio.Event()  # a request has come
         self.finish = "stop"
         self.stop_text = ""
 
@@ -56,6 +57,7 @@ class FakeEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Finished, None]:
         self.requests.append(request)
+        self.taken.set()
         if len(request.prompt) >= self.card.context:
             raise RequestError("the prompt is too long", code="exceed_context_size_error")
         index = min(len(self.requests), len(self.replies)) - 1

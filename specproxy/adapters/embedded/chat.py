@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,6 +27,9 @@ from specproxy.adapters.embedded.tools import (
 from specproxy.adapters.embedded.types import ModelCard
 
 __all__ = ["ChatFormat", "Conversation", "Prepared", "Vocabulary", "normal_message"]
+
+
+log = logging.getLogger(__name__)
 
 
 class Vocabulary(Protocol):
@@ -78,6 +82,8 @@ class ChatFormat:
         self.bos_text = text_of(card.bos)
         self.eos_text = text_of(card.eos)
         self.template = ChatTemplate(card.chat_template, self.bos_text, self.eos_text)
+        if self.template.fallback:
+            log.warning("%s has no chat template: conversations are written as ChatML", card.name)
         self.tags: Tags | None = tags_of(card.chat_template)
         self._adds_bos = vocabulary.tokenize("a")[:1] == [card.bos]
         self._tool_format = detect_format(card.chat_template)

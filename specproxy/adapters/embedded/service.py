@@ -23,6 +23,7 @@ from specproxy.adapters.embedded.side_channel import (
     decode_priors,
 )
 from specproxy.adapters.embedded.types import Engine, Finished, GenerateRequest, ModelCard, Sampling, TokenEvent
+from specproxy.adapters.tasks import Tasks
 from specproxy.errors import RequestError
 from specproxy.records import EnginePriors, EngineReport, Strategy
 
@@ -261,9 +262,11 @@ async def _interleave(
         except Exception as error:
             await queue.put(error)  # raised again by the reader
 
-    tasks = [asyncio.create_task(pump(i, s), name=f"sequence {i}") for i, s in enumerate(streams)]
+    tasks = Tasks()
+    for i, stream in enumerate(streams):
+        tasks.spawn(pump(i, stream), name=f"sequence {i}")
     try:
-        left = len(tasks)
+        left = len(streams)
         while left:
             item = await queue.get()
             if isinstance(item, Exception):
@@ -273,6 +276,4 @@ async def _interleave(
             else:
                 yield item
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await tasks.aclose()

@@ -158,7 +158,8 @@ class HermesReader:
         self._call: CallReader | None = None
         self._calls = 0
         self._content = False
-        self._after = False  # a call has just been read: its closing tag and white space are to be skipped
+        self._after = False  # a call has just been read, and its closing tag is to be skipped
+        self._lead = False  # white space after a call is to be skipped
 
     def feed(self, text: str) -> Iterator[Delta]:
         self._rest += text
@@ -181,6 +182,9 @@ class HermesReader:
             yield Delta(Kind.CONTENT, rest)
 
     def _in_text(self) -> Iterator[Delta]:
+        if self._lead:
+            self._rest = self._rest.lstrip()
+            self._lead = not self._rest
         before, found, after = self._rest.partition(BEGIN)
         if found:
             self._call, self._rest = CallReader(), after
@@ -218,7 +222,7 @@ class HermesReader:
             return
         if call.done:
             self._calls += 1
-            self._rest, self._call, self._after = call.rest, None, True
+            self._rest, self._call, self._after, self._lead = call.rest, None, True, True
 
     def _delta(self, name: str | None, arguments: str) -> Delta:
         if name is not None:
@@ -228,7 +232,7 @@ class HermesReader:
     def _skip_end(self) -> None:
         text = self._rest.lstrip()
         if text.startswith(END):
-            self._rest, self._after = text[len(END) :].lstrip(), False
+            self._rest, self._after = text[len(END) :], False
         elif text and not END.startswith(text):
             self._rest, self._after = text, False
         else:

@@ -8,7 +8,15 @@ import pytest
 from aiohttp import ClientSession, web
 
 from specproxy.adapters.embedded.app import build_app, serve_site
-from tests.support.fake_engine import FakeEngine
+from specproxy.adapters.embedded.types import Engine
+from tests.support.calibrated import CalibratedPair, write_pair
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
+    """A calibrated target with an MTP head, and its draft model."""
+    return write_pair(tmp_path_factory.mktemp("calibrated"))
+
 
 Serve = Callable[..., Awaitable[tuple[ClientSession, str]]]
 
@@ -19,7 +27,7 @@ async def serve() -> AsyncIterator[Serve]:
     runners: list[web.AppRunner] = []
     sessions: list[ClientSession] = []
 
-    async def start(engine: FakeEngine, **options: object) -> tuple[ClientSession, str]:
+    async def start(engine: Engine, **options: object) -> tuple[ClientSession, str]:
         app = build_app(engine, **options)  # type: ignore[arg-type]  # options of the test's own choice
         runner = await serve_site(app, lambda r: web.TCPSite(r, "127.0.0.1", 0))
         runners.append(runner)

@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 from specproxy.adapters.embedded.side_channel import decode_report, encode_priors
 from specproxy.errors import BackendError
 from specproxy.records import EnginePriors
+from tests.adapters.embedded.conftest import Serve
 from tests.support.fake_engine import BOS, FakeEngine
 
 ASK: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
@@ -28,7 +29,7 @@ async def events(session: ClientSession, body: dict[str, Any]) -> list[Any]:
     return [orjson.loads(item) for item in data[:-1]]
 
 
-async def test_whole_reply_has_text_usage_and_timings(serve) -> None:
+async def test_whole_reply_has_text_usage_and_timings(serve: Serve) -> None:
     session, _ = await serve(FakeEngine())
     async with session.post("/v1/chat/completions", json=ASK) as reply:
         body = await reply.json()
@@ -46,7 +47,7 @@ async def test_whole_reply_has_text_usage_and_timings(serve) -> None:
     assert body["timings"]["predicted_per_second"] == pytest.approx(10 / 0.020)
 
 
-async def test_stream_has_role_text_reason_and_timings_in_order(serve) -> None:
+async def test_stream_has_role_text_reason_and_timings_in_order(serve: Serve) -> None:
     session, _ = await serve(FakeEngine())
     chunks = await events(session, ASK)
     assert [c["choices"][0]["delta"] for c in chunks] == [
@@ -57,7 +58,7 @@ async def test_stream_has_role_text_reason_and_timings_in_order(serve) -> None:
     assert len({c["id"] for c in chunks}) == 1
 
 
-async def test_usage_chunk_carries_the_timings_when_asked_for(serve) -> None:
+async def test_usage_chunk_carries_the_timings_when_asked_for(serve: Serve) -> None:
     session, _ = await serve(FakeEngine())
     chunks = await events(session, {**ASK, "stream_options": {"include_usage": True}})
     assert "timings" not in chunks[-2]
@@ -66,7 +67,7 @@ async def test_usage_chunk_carries_the_timings_when_asked_for(serve) -> None:
     assert chunks[-1]["timings"]["draft_n_accepted"] == 6
 
 
-async def test_several_choices_have_their_own_seeds_and_one_prompt_count(serve) -> None:
+async def test_several_choices_have_their_own_seeds_and_one_prompt_count(serve: Serve) -> None:
     engine = FakeEngine(["one"], ["two"])
     session, _ = await serve(engine)
     async with session.post("/v1/chat/completions", json={**ASK, "n": 2, "seed": 7}) as reply:
@@ -78,7 +79,7 @@ async def test_several_choices_have_their_own_seeds_and_one_prompt_count(serve) 
     assert body["usage"]["prompt_tokens"] == len(engine.requests[0].prompt)
 
 
-async def test_logprobs_follow_the_tokens_of_the_text(serve) -> None:
+async def test_logprobs_follow_the_tokens_of_the_text(serve: Serve) -> None:
     session, _ = await serve(FakeEngine(["ab"]))
     ask = {**ASK, "logprobs": True, "top_logprobs": 2}
     async with session.post("/v1/chat/completions", json=ask) as reply:
@@ -90,7 +91,7 @@ async def test_logprobs_follow_the_tokens_of_the_text(serve) -> None:
     assert [e for c in streamed for e in c["choices"][0].get("logprobs", {}).get("content", [])] == content
 
 
-async def test_sampling_fields_reach_the_engine(serve) -> None:
+async def test_sampling_fields_reach_the_engine(serve: Serve) -> None:
     engine = FakeEngine()
     session, _ = await serve(engine)
     ask = {
@@ -133,7 +134,9 @@ async def test_sampling_fields_reach_the_engine(serve) -> None:
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_by_name(serve, change: dict[str, Any], named: str) -> None:
+async def test_what_cannot_be_served_is_refused_by_name(
+    serve: Serve, change: dict[str, Any], named: str
+) -> None:
     engine = FakeEngine()
     session, _ = await serve(engine)
     async with session.post("/v1/chat/completions", json={**ASK, **change}) as reply:
@@ -145,14 +148,14 @@ async def test_what_cannot_be_served_is_refused_by_name(serve, change: dict[str,
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff"])
-async def test_malformed_bodies_get_an_openai_error(serve, body: bytes) -> None:
+async def test_malformed_bodies_get_an_openai_error(serve: Serve, body: bytes) -> None:
     session, _ = await serve(FakeEngine())
     async with session.post("/v1/chat/completions", data=body) as reply:
         assert reply.status == 400
         assert (await reply.json())["error"]["type"] == "invalid_request_error"
 
 
-async def test_prompt_that_does_not_fit_is_answered_as_llama_server_does(serve) -> None:
+async def test_prompt_that_does_not_fit_is_answered_as_llama_server_does(serve: Serve) -> None:
     session, _ = await serve(FakeEngine(context=8))
     for stream in (False, True):
         async with session.post("/v1/chat/completions", json={**ASK, "stream": stream}) as reply:
@@ -163,7 +166,7 @@ async def test_prompt_that_does_not_fit_is_answered_as_llama_server_does(serve) 
         assert error["n_prompt_tokens"] > 8
 
 
-async def test_error_in_mid_stream_is_an_event(serve, caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_in_mid_stream_is_an_event(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     session, _ = await serve(FakeEngine(["Hello", BackendError("decode failed")]))
     async with session.post("/v1/chat/completions", json={**ASK, "stream": True}) as reply:
         data = await reply.read()
@@ -172,7 +175,7 @@ async def test_error_in_mid_stream_is_an_event(serve, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_client_that_leaves_cancels_the_generation(serve, stream: bool) -> None:
+async def test_client_that_leaves_cancels_the_generation(serve: Serve, stream: bool) -> None:
     engine = FakeEngine()
     engine.gate = asyncio.Event()
     session, _ = await serve(engine)
@@ -184,7 +187,7 @@ async def test_client_that_leaves_cancels_the_generation(serve, stream: bool) ->
     assert engine.closed == 1
 
 
-async def test_strategy_priors_and_report_travel_by_the_side_channel(serve) -> None:
+async def test_strategy_priors_and_report_travel_by_the_side_channel(serve: Serve) -> None:
     engine = FakeEngine()
     session, _ = await serve(engine)
     priors = EnginePriors("r1", "code/greedy", {"ngram": ((3.0, 4.0),)})
@@ -204,7 +207,7 @@ async def test_strategy_priors_and_report_travel_by_the_side_channel(serve) -> N
         assert reply.status == 404
 
 
-async def test_strategy_is_auto_unless_asked_for(serve) -> None:
+async def test_strategy_is_auto_unless_asked_for(serve: Serve) -> None:
     engine = FakeEngine()
     session, _ = await serve(engine)
     async with session.post("/v1/chat/completions", json=ASK) as reply:
@@ -215,7 +218,9 @@ async def test_strategy_is_auto_unless_asked_for(serve) -> None:
 @pytest.mark.parametrize(
     ("strategy", "why"), [("mtp", "no MTP layers"), ("ngram:x", "X-Specproxy"), ("eagle3", "eagle3")]
 )
-async def test_strategy_that_cannot_run_is_refused_with_the_reason(serve, strategy: str, why: str) -> None:
+async def test_strategy_that_cannot_run_is_refused_with_the_reason(
+    serve: Serve, strategy: str, why: str
+) -> None:
     session, _ = await serve(FakeEngine())
     async with session.post(
         "/v1/chat/completions", json=ASK, headers={"X-Specproxy-Engine-Strategy": strategy}
@@ -224,14 +229,14 @@ async def test_strategy_that_cannot_run_is_refused_with_the_reason(serve, strate
         assert why in (await r.json())["error"]["message"]
 
 
-async def test_loading_is_answered_as_llama_server_does(serve) -> None:
+async def test_loading_is_answered_as_llama_server_does(serve: Serve) -> None:
     session, _ = await serve(FakeEngine(), start_engine=False)
     async with session.post("/v1/chat/completions", json=ASK) as reply:
         assert reply.status == 503
         assert (await reply.json())["error"]["message"] == "Loading model"
 
 
-async def test_official_client_reads_whole_and_streamed_replies(serve) -> None:
+async def test_official_client_reads_whole_and_streamed_replies(serve: Serve) -> None:
     _, url = await serve(FakeEngine())
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
         whole = await client.chat.completions.create(model="fake", messages=ASK["messages"])

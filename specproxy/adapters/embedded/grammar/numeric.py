@@ -129,12 +129,12 @@ def _same_length(low: str, high: str) -> str:
 def _fraction_above(digits: str, strict: bool, limit: int) -> str:
     """What may follow an integer part for the fraction to be at least (above, if strict) ``0.digits``."""
     if not digits:
-        some = f"\\.\\d{{0,{limit - 1}}}[1-9]\\d{{0,{limit - 1}}}"
+        some = f"\\.0{{0,{limit - 1}}}[1-9]\\d{{0,{limit - 1}}}"
         return some if strict else _tail(limit)
     parts = [
         f"{digits[:i]}[{int(digit) + 1}-9]\\d{{0,{limit}}}" for i, digit in enumerate(digits) if digit != "9"
     ]
-    parts.append(f"{digits}\\d{{0,{limit}}}[1-9]\\d{{0,{limit}}}" if strict else f"{digits}\\d{{0,{limit}}}")
+    parts.append(f"{digits}0{{0,{limit}}}[1-9]\\d{{0,{limit}}}" if strict else f"{digits}\\d{{0,{limit}}}")
     return "\\.(?:" + "|".join(parts) + ")"
 
 
