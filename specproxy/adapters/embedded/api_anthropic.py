@@ -51,9 +51,6 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
 def _prepare(service: Service, data: bytes) -> tuple[Fields, Prepared, Work]:
     body = parse_body(data)
     body.refuse(REFUSED)
-    limit = body.integer("max_tokens", 1)
-    if limit is None:
-        raise body.wrong("max_tokens", "is required")
     prepared = service.chat.prepare(_conversation(service, body))
     shared = {key: value for key, value in body.data.items() if key not in ("stop", "logit_bias")}
     chosen = sampling(
@@ -62,7 +59,12 @@ def _prepare(service: Service, data: bytes) -> tuple[Fields, Prepared, Work]:
         logprobs=None,
         grammar=prepared.grammar,
     )
-    work = Work(prompt=prepared.prompt, sampling=chosen, max_tokens=limit, render_tokens=prepared.render_tokens)
+    work = Work(
+        prompt=prepared.prompt,
+        sampling=chosen,
+        max_tokens=body.integer("max_tokens", 1),
+        render_tokens=prepared.render_tokens,
+    )
     return body, prepared, work
 
 

@@ -154,7 +154,7 @@ class _Writer:
         choice["finish_reason"] = finish_reason(0, part.finished)
         chunk = self._head.wrap([choice])
         if not self._include_usage:
-            chunk["timings"] = timings(part.finished)
+            chunk |= {"usage": usage(part.finished), "timings": timings(part.finished)}
         return event(chunk)
 
     def end(self) -> bytes:
@@ -216,6 +216,7 @@ async def models(request: web.Request) -> web.StreamResponse:
     card = service.card
     meta = {
         "n_vocab": card.vocab,
+        "n_ctx": card.context,
         "n_ctx_train": card.train_context,
         "n_embd": card.embedding,
         "n_params": card.parameters,

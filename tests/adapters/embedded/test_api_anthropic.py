@@ -100,7 +100,7 @@ async def test_tokens_are_counted_without_generating(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -29,8 +28,6 @@ TOOL = {
 @pytest.fixture
 async def url(pair: CalibratedPair) -> AsyncIterator[str]:
     """Where the engine listens."""
-    if not importlib.util.find_spec("llama_cpp"):
-        pytest.fail("llama-cpp-python is not installed")
     from specproxy.adapters.embedded.engine import LlamaEngine
     from specproxy.adapters.embedded.options import EngineOptions
 
