@@ -46,7 +46,12 @@ NGRAM_HITS: Mapping[str, float] = {"code_edit": 0.6, "translation": 0.3, "json_s
 """Share of steps at which a prompt-lookup drafter finds a match; prompt lookup pays where text is copied
 (Saxena 2023, prompt-lookup-decoding)."""
 
-HEAT = {TempBucket.GREEDY: 1.0, TempBucket.COOL: 0.97, TempBucket.WARM: 0.88, TempBucket.HOT: 0.75}
+HEAT: Mapping[str, float] = {
+    TempBucket.GREEDY: 1.0,
+    TempBucket.COOL: 0.97,
+    TempBucket.WARM: 0.88,
+    TempBucket.HOT: 0.75,
+}
 """Acceptance by temperature relative to greedy. At temperature 1 and above drafts rarely pay: exact-match
 verification, llama.cpp's default, accepts a guess only if sampling happens to draw it."""
 
@@ -120,7 +125,7 @@ def step_cost(facts: LaneFacts, width: int) -> float:
     return max(dense, 1.0 - facts.expert_share + facts.expert_share * spread)
 
 
-def guess_cost(facts: LaneFacts, drafter: str) -> float:
+def draft_cost(facts: LaneFacts, drafter: str) -> float:
     """d: what one guessed token costs, in plain steps."""
     if facts.draft_cost is not None:
         return facts.draft_cost
@@ -146,7 +151,7 @@ def ratio_of(acceptance: Sequence[float], step: float, guess: float, hits: float
     return cost / (hits * tokens_per_step(acceptance) + (1.0 - hits))
 
 
-def prior_ratio(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: TempBucket) -> float:
+def prior_ratio(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str) -> float:
     """Expected time per token relative to plain, from facts and rules of thumb; 1 for plain.
 
     Acceptance falls with the position in the draft, by a tenth each (one published MTP head: .92/.68/.38;
@@ -161,7 +166,7 @@ def prior_ratio(strategy: Strategy, facts: LaneFacts | None, kind: str, temperat
     return min(ratios) * (1.3 if facts.memory_pressure else 1.0)
 
 
-def log_prior(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: TempBucket) -> float:
+def log_prior(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str) -> float:
     """ln of `prior_ratio`, drawn halfway to 0 (no effect), since it is a rule of thumb."""
     return 0.5 * math.log(prior_ratio(strategy, facts, kind, temperature))
 
@@ -172,9 +177,7 @@ def _family(drafter: str) -> str:
     return "mtp" if drafter in ("mtp", "eagle3", "dflash", "dspark") else "draft"
 
 
-def _drafter_ratio(
-    family: str, n_max: int | None, facts: LaneFacts, kind: str, temperature: TempBucket
-) -> float:
+def _drafter_ratio(family: str, n_max: int | None, facts: LaneFacts, kind: str, temperature: str) -> float:
     length = n_max or (8 if family == "ngram" else 3)
     first = ACCEPTANCE[family].get(kind, 0.40 if family == "ngram" else 0.60) * HEAT[temperature]
     if family == "draft" and facts.same_family is False:
@@ -182,4 +185,4 @@ def _drafter_ratio(
     fall = 1.0 if family == "ngram" else 0.9
     acceptance = [first * fall**i for i in range(length)]
     hits = NGRAM_HITS.get(kind, 0.1) if family == "ngram" else 1.0
-    return ratio_of(acceptance, step_cost(facts, length + 1), guess_cost(facts, family), hits)
+    return ratio_of(acceptance, step_cost(facts, length + 1), draft_cost(facts, family), hits)

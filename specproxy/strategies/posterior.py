@@ -10,6 +10,10 @@ An arm is a strategy with one fingerprint. What is believed about it is a tree::
 With known scales the posterior of every cell is exact and closed-form: precision-weighted messages go up the
 tree, and down again without what the cell itself sent (Gelman et al., Bayesian Data Analysis, ch. 5.4 and
 15.1). Means of cells that were never seen thus come from their kind, then from the arm, then from the prior.
+
+Evidence is of two sorts: requests that ran on the arm, and replays of requests that ran elsewhere. Replays
+are exact about tokens a step, but their times pass through a cost curve with its own error (`calibration`),
+which is common to all of them and doesn't average out.
 """
 
 from __future__ import annotations
@@ -18,9 +22,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Arm", "Belief", "Scales"]
+from specproxy.strategies.calibration import VerifyScale
 
-Cell = tuple[str, str]  # kind, temperature bucket
+__all__ = ["Arm", "Belief", "Cell", "Scales", "student_weight"]
+
+Cell = tuple[str, str]
+"""Kind of workload, temperature bucket."""
+
+_PSEUDO = 8.0  # requests' worth of belief in the nominal spread
+_SQUARE_CAP = 9.0  # a residual beyond three standard deviations counts as three
+_RESIDUAL_CAP = 1.0  # e^1: a single request counts as at most 2.7 times its lane's usual time
+_DEGREES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +43,8 @@ class Scales:
     """
 
     arm: float = 0.35
-    kind: float = 0.25
-    cell: float = 0.12
+    kind: float = 0.15
+    cell: float = 0.10
     between: float = 0.10
     token: float = 0.7
 
@@ -43,31 +55,61 @@ class Scales:
 
 @dataclass(slots=True)
 class Belief:
-    """Mean and variance of a cell's log ratio; `n` requests of evidence; `excess` is ln E[e^noise]."""
+    """Mean and variance of a cell's log ratio.
+
+    `prior` is the mean that the cost model gave; `n` and `replayed` count the cell's requests of evidence,
+    after forgetting; `excess` is ln E[e^noise].
+    """
 
     mean: float
     variance: float
-    n: float
+    prior: float = 0.0
+    n: float = 0.0
+    replayed: float = 0.0
     excess: float = 0.0
 
     @property
     def sd(self) -> float:
+        """Standard deviation of the log ratio."""
         return math.sqrt(self.variance)
-
-    @property
-    def ratio(self) -> float:
-        """Expected time per token relative to the level, noise between requests included."""
-        return math.exp(self.mean + self.excess)
 
 
 @dataclass(slots=True)
 class _Leaf:
-    """Sufficient statistics of one cell, relative to its prior mean."""
+    """Sufficient statistics of one cell, relative to its prior mean; replays apart."""
 
     prior: float
     precision: float = 0.0
     weighted: float = 0.0  # Σ precision · (y − prior)
     n: float = 0.0
+    replay_precision: float = 0.0
+    replay_weighted: float = 0.0
+    replay_share: float = 0.0  # Σ precision · share of the time that verifying drafts took
+    replayed: float = 0.0
+
+    def evidence(self, scale: VerifyScale) -> tuple[float, float]:
+        """Precision and precision-weighted mean of both sorts of evidence together."""
+        if self.replay_precision <= 0.0:
+            return self.precision, self.weighted
+        shift, shift_var = scale.correction(self.replay_share / self.replay_precision)
+        precision = 1.0 / (1.0 / self.replay_precision + shift_var)
+        mean = self.replay_weighted / self.replay_precision + shift
+        return self.precision + precision, self.weighted + precision * mean
+
+    def numbers(self) -> list[float]:
+        """All of it in the order of the constructor's arguments."""
+        live = [self.prior, self.precision, self.weighted, self.n]
+        return [*live, self.replay_precision, self.replay_weighted, self.replay_share, self.replayed]
+
+    def decay(self, keep: float) -> None:
+        """Forget all but a share of it."""
+        self.precision *= keep
+        self.weighted *= keep
+        self.n *= keep
+        self.replay_precision *= keep
+        self.replay_weighted *= keep
+        self.replay_share *= keep
+        self.replayed *= keep
 
 
 @dataclass(slots=True)
@@ -84,84 +126,112 @@ class _Spread:
     tokens: float = 0.0
     raised: float = 0.0  # Σ tokens · e^residual
 
+    def learn(self, residual: float, square: float, tokens: float, keep: float) -> None:
+        """Take in one residual and its square in nominal variances."""
+        clipped = max(-_RESIDUAL_CAP, min(residual, _RESIDUAL_CAP))
+        self.n = self.n * keep + 1.0
+        self.squares = self.squares * keep + square
+        self.tokens = self.tokens * keep + tokens
+        self.raised = self.raised * keep + tokens * math.exp(clipped)
+
+    def excess(self) -> float:
+        """ln of the mean of e^residual, shrunk towards none by `_PSEUDO` requests of average length."""
+        if self.n <= 0.0:
+            return 0.0
+        pseudo = _PSEUDO * self.tokens / self.n
+        return math.log((self.raised + pseudo) / (self.tokens + pseudo))
+
 
 @dataclass(slots=True)
 class Arm:
-    """Belief about one arm over all cells. All methods are O(kinds + temperature buckets)."""
+    """Belief about one arm over all cells. `half_life` is in requests of a cell."""
 
     scales: Scales
-    half_life: float = 300.0
+    half_life: float = 200.0
     last_at: float = 0.0
+    calibration: VerifyScale = field(default_factory=VerifyScale)
     _leaves: dict[str, dict[str, _Leaf]] = field(default_factory=dict)
     _spreads: dict[str, _Spread] = field(default_factory=dict)
+    _cache: dict[Cell, Belief] = field(default_factory=dict, repr=False)
 
     # --- reading ---------------------------------------------------------------------------------
 
     def belief(self, cell: Cell, prior: float) -> Belief:
         """Posterior of a cell. `prior` is its prior mean, used where the cell has not been seen."""
-        kind, temperature = cell
-        leaves = self._leaves.get(kind, {})
-        leaf = leaves.get(temperature)
-        sibling_p, sibling_w = self._kind_sums(leaves, without=temperature)
-        arm_p, arm_w = self._arm_sums(without=kind)
-        mean, variance = arm_w / arm_p, 1.0 / arm_p + self.scales.kind**2
-        mean, variance = _combine(mean, variance, sibling_p, sibling_w)
-        variance += self.scales.cell**2
-        if leaf is not None:
-            mean, variance = _combine(mean, variance, leaf.precision, leaf.weighted)
-            prior = leaf.prior
-        return Belief(prior + mean, variance, leaf.n if leaf else 0.0, self._excess(kind))
+        found = self._cache.get(cell)
+        if found is None:
+            found = self._cache[cell] = self._posterior(cell, prior)
+        return found
 
     def noise(self, kind: str) -> float:
         """Learned multiple of the nominal variance of requests of this kind."""
-        whole_n = sum(s.n for s in self._spreads.values())
-        whole = (_PSEUDO + sum(s.squares for s in self._spreads.values())) / (_PSEUDO + whole_n)
-        spread = self._spreads.get(kind)
-        if spread is None:
-            return whole
-        return (_PSEUDO * whole + spread.squares) / (_PSEUDO + spread.n)
+        n = squares = 0.0
+        for spread in self._spreads.values():
+            n += spread.n
+            squares += spread.squares
+        whole = (_PSEUDO + squares) / (_PSEUDO + n)
+        own = self._spreads.get(kind)
+        return whole if own is None else (_PSEUDO * whole + own.squares) / (_PSEUDO + own.n)
 
     @property
     def evidence(self) -> float:
-        """Requests of evidence over all cells, after forgetting."""
+        """Requests that ran on this arm, over all cells, after forgetting."""
         return sum(leaf.n for leaves in self._leaves.values() for leaf in leaves.values())
 
     # --- learning --------------------------------------------------------------------------------
 
-    def learn(self, cell: Cell, prior: float, y: float, variance: float, tokens: float) -> float:
-        """Take in one log ratio with its variance; returns the standardised residual.
+    def learn(self, cell: Cell, prior: float, y: float, variance: float, tokens: float) -> None:
+        """Take in one log ratio with its nominal variance.
 
-        The weight of an outlier shrinks as under Student's t with four degrees of freedom, so that one stalled
-        request says little, while many of them are believed.
+        The weight of an outlier shrinks as under Student's t, so that one stalled request says little, while
+        many of them are believed.
         """
-        kind, temperature = cell
-        belief = self.belief(cell, prior)
-        noise = self.noise(kind)
-        residual = y - belief.mean
-        square = residual**2 / (variance + belief.variance)
-        self._learn_spread(kind, residual, min(square, _SQUARE_CAP * noise), tokens)
-        variance *= noise
-        score = residual / math.sqrt(variance + belief.variance)
-        precision = student_weight(score) / variance
-        leaf = self._leaves.setdefault(kind, {}).setdefault(temperature, _Leaf(prior))
-        keep = 0.5 ** (1.0 / self.half_life)
+        leaf, keep, square = self._residual(cell, prior, y, variance, tokens)
+        noise = self.noise(cell[0])
+        precision = student_weight(math.sqrt(square / noise)) / (variance * noise)
         leaf.precision = leaf.precision * keep + precision
         leaf.weighted = leaf.weighted * keep + precision * (y - leaf.prior)
         leaf.n = leaf.n * keep + 1.0
-        return score
+        self._cache.clear()
 
-    def discount(self, factor: float) -> None:
-        """Keep only this share (0 to 1) of all evidence, after a change that made it doubtful."""
-        for leaves in self._leaves.values():
-            for leaf in leaves.values():
-                leaf.precision *= factor
-                leaf.weighted *= factor
-                leaf.n *= factor
-        for spread in self._spreads.values():
-            spread.n *= factor
-            spread.squares *= factor
-            spread.tokens *= factor
-            spread.raised *= factor
+    def learn_replay(
+        self, cell: Cell, prior: float, y: float, share: float, variance: float, tokens: float
+    ) -> None:
+        """Take in a replay: its log ratio on the nominal cost curve, and the share of verifying in its time.
+
+        Replays are not outliers, however odd: no stall and no neighbour can spoil them.
+        """
+        shift, _ = self.calibration.correction(share)
+        leaf, keep, _ = self._residual(cell, prior, y + shift, variance, tokens)
+        precision = 1.0 / (variance * self.noise(cell[0]))
+        leaf.replay_precision = leaf.replay_precision * keep + precision
+        leaf.replay_weighted = leaf.replay_weighted * keep + precision * (y - leaf.prior)
+        leaf.replay_share = leaf.replay_share * keep + precision * share
+        leaf.replayed = leaf.replayed * keep + 1.0
+        self._cache.clear()
+
+    def recalibrate(self, y: float, nominal: float, share: float, variance: float) -> None:
+        """Compare a request that ran on this arm with its own replay (`nominal` and `share`)."""
+        self.calibration.learn(y - nominal, share, variance)
+        self._cache.clear()
+
+    def refresh(self) -> None:
+        """Forget what was computed from priors that may have changed."""
+        self._cache.clear()
+
+    def discount(self, factor: float, kind: str | None = None) -> None:
+        """Keep only this share (0 to 1) of the evidence, of one kind or of all, after a change."""
+        for name, leaves in self._leaves.items():
+            if kind is None or name == kind:
+                for leaf in leaves.values():
+                    leaf.decay(factor)
+        for name, spread in self._spreads.items():
+            if kind is None or name == kind:
+                spread.n *= factor
+                spread.squares *= factor
+                spread.tokens *= factor
+                spread.raised *= factor
+        self._cache.clear()
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -169,8 +239,9 @@ class Arm:
         """State as JSON-serialisable data."""
         return {
             "last_at": self.last_at,
+            "calibration": self.calibration.dump(),
             "cells": [
-                [kind, temperature, leaf.prior, leaf.precision, leaf.weighted, leaf.n]
+                [kind, temperature, *leaf.numbers()]
                 for kind, leaves in self._leaves.items()
                 for temperature, leaf in leaves.items()
             ],
@@ -180,22 +251,40 @@ class Arm:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.last_at = float(state["last_at"])
+        self.calibration = VerifyScale.restored(state["calibration"])
         self._leaves = {}
         for kind, temperature, *numbers in state["cells"]:
             self._leaves.setdefault(kind, {})[temperature] = _Leaf(*map(float, numbers))
         self._spreads = {kind: _Spread(*map(float, numbers)) for kind, *numbers in state["spreads"]}
+        self._cache.clear()
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _posterior(self, cell: Cell, prior: float) -> Belief:
+        kind, temperature = cell
+        leaves = self._leaves.get(kind, {})
+        leaf = leaves.get(temperature)
+        arm_p, arm_w = self._arm_sums(without=kind)
+        mean, variance = arm_w / arm_p, 1.0 / arm_p + self.scales.kind**2
+        mean, variance = _combine(mean, variance, *self._kind_sums(leaves, without=temperature))
+        variance += self.scales.cell**2
+        n = replayed = 0.0
+        if leaf is not None:
+            mean, variance = _combine(mean, variance, *leaf.evidence(self.calibration))
+            prior, n, replayed = leaf.prior, leaf.n, leaf.replayed
+        spread = self._spreads.get(kind)
+        return Belief(prior + mean, variance, prior, n, replayed, spread.excess() if spread else 0.0)
 
     def _kind_sums(self, leaves: dict[str, _Leaf], without: str | None = None) -> tuple[float, float]:
         """Precision and weighted mean that a kind's cells send up, each blurred by the cell effect."""
         precision = weighted = 0.0
         blur = self.scales.cell**2
         for temperature, leaf in leaves.items():
-            if temperature != without and leaf.precision > 0.0:
-                share = 1.0 / (1.0 + leaf.precision * blur)
-                precision += leaf.precision * share
-                weighted += leaf.weighted * share
+            if temperature != without:
+                own, own_weighted = leaf.evidence(self.calibration)
+                share = 1.0 / (1.0 + own * blur)
+                precision += own * share
+                weighted += own_weighted * share
         return precision, weighted
 
     def _arm_sums(self, without: str) -> tuple[float, float]:
@@ -210,28 +299,19 @@ class Arm:
                 weighted += kind_w * share
         return precision, weighted
 
-    def _learn_spread(self, kind: str, residual: float, square: float, tokens: float) -> None:
-        spread = self._spreads.setdefault(kind, _Spread())
+    def _residual(
+        self, cell: Cell, prior: float, y: float, variance: float, tokens: float
+    ) -> tuple[_Leaf, float, float]:
+        """Leaf, decay factor, and squared residual in nominal variances; the kind's spread learns it."""
+        kind, temperature = cell
+        belief = self.belief(cell, prior)
         keep = 0.5 ** (1.0 / self.half_life)
-        spread.n = spread.n * keep + 1.0
-        spread.squares = spread.squares * keep + square
-        clipped = max(-_RESIDUAL_CAP, min(residual, _RESIDUAL_CAP))
-        spread.tokens = spread.tokens * keep + tokens
-        spread.raised = spread.raised * keep + tokens * math.exp(clipped)
-
-    def _excess(self, kind: str) -> float:
-        """ln of the mean of e^residual, shrunk towards none by `_PSEUDO` requests of average length."""
-        spread = self._spreads.get(kind)
-        if spread is None or spread.n <= 0.0:
-            return 0.0
-        pseudo = _PSEUDO * spread.tokens / spread.n
-        return math.log((spread.raised + pseudo) / (spread.tokens + pseudo))
-
-
-_PSEUDO = 8.0  # requests' worth of belief in the nominal spread
-_SQUARE_CAP = 9.0  # a residual beyond three standard deviations counts as three
-_RESIDUAL_CAP = 1.0  # e^1: a single request counts as at most 2.7 times its lane's usual time
-_DEGREES = 4.0
+        residual = y - belief.mean
+        square = residual**2 / (variance + belief.variance)
+        capped = min(square, _SQUARE_CAP * self.noise(kind))
+        self._spreads.setdefault(kind, _Spread()).learn(residual, capped, tokens, keep)
+        leaf = self._leaves.setdefault(kind, {}).setdefault(temperature, _Leaf(prior))
+        return leaf, keep, square
 
 
 def student_weight(score: float) -> float:

@@ -1,4 +1,4 @@
-"""What a prompt token costs that isn't in the cache: seconds per token by lane, shrunk to its target's mean."""
+"""What a prompt token costs that isn't in the cache, and how far a predicted cache hit is to be trusted."""
 
 from __future__ import annotations
 
@@ -10,47 +10,65 @@ __all__ = ["Prefill"]
 
 _PSEUDO = 2.0
 _LEAST_TOKENS = 16  # below this, fixed costs of a step hide the rate
+_DECODE_SHARE = 1.0 / 8.0  # a prompt token in decoded ones, before anything was measured
 
 
 @dataclass(slots=True)
 class Prefill:
-    """Running mean of ln(prefill seconds per uncached token), by arm and over all, with forgetting."""
+    """Running means by arm: ln(prefill seconds per uncached token), and cached tokens over predicted ones.
+
+    Both are shrunk to the mean over all arms of the target; `half_life` is in requests.
+    """
 
     half_life: float = 100.0
-    _arms: dict[str, list[float]] = field(default_factory=dict)  # n, mean
+    _rates: dict[str, list[float]] = field(default_factory=dict)  # weight, mean
+    _trust: dict[str, list[float]] = field(default_factory=dict)
 
     def learn(self, arm: str, tokens: int, seconds: float) -> None:
         """Take in one prefill of `tokens` uncached tokens; short ones teach nothing."""
-        if tokens < _LEAST_TOKENS or seconds <= 0.0:
-            return
-        value = math.log(seconds / tokens)
-        keep = 0.5 ** (1.0 / self.half_life)
-        for key in (arm, _ALL):
-            n, mean = self._arms.get(key, [0.0, value])
-            bounded = max(mean - 1.0, min(value, mean + 1.0)) if n >= _PSEUDO else value
-            n = n * keep + 1.0
-            self._arms[key] = [n, mean + (bounded - mean) / n]
+        if tokens >= _LEAST_TOKENS and seconds > 0.0:
+            value = math.log(seconds / tokens)
+            for key in (arm, _ALL):
+                self._add(self._rates, key, value)
 
-    def seconds(self, arm: str, tokens: int, decode_s: float) -> float:
-        """Expected prefill of that many uncached tokens on an arm.
+    def learn_hits(self, arm: str, predicted: int, cached: int) -> None:
+        """Take in how many of the tokens that were thought to be cached on an arm really were."""
+        if predicted > 0:
+            self._add(self._trust, arm, min(1.0, cached / predicted))
 
-        Before anything was measured a prompt token counts as an eighth of a decoded one (`decode_s`).
-        """
-        if tokens <= 0:
+    def seconds(self, arm: str, tokens: float, decode_s: float) -> float:
+        """Expected prefill of that many uncached tokens on an arm; a decoded token takes `decode_s`."""
+        if tokens <= 0.0:
             return 0.0
-        n_all, mean_all = self._arms.get(_ALL, [0.0, 0.0])
-        if n_all <= 0.0:
-            return tokens * decode_s / 8.0
-        n, mean = self._arms.get(arm, [0.0, 0.0])
-        return tokens * math.exp((n * mean + _PSEUDO * mean_all) / (n + _PSEUDO))
+        everywhere = self._rates.get(_ALL)
+        if everywhere is None:
+            return tokens * decode_s * _DECODE_SHARE
+        weight, mean = self._rates.get(arm, (0.0, 0.0))
+        return tokens * math.exp((weight * mean + _PSEUDO * everywhere[1]) / (weight + _PSEUDO))
 
-    def dump(self) -> list[list[Any]]:
+    def trusted(self, arm: str, predicted: int) -> float:
+        """Tokens that are probably cached, if that many are predicted: at first all of them."""
+        if not predicted:
+            return 0.0
+        weight, mean = self._trust.get(arm, (0.0, 0.0))
+        return predicted * (weight * mean + _PSEUDO) / (weight + _PSEUDO)
+
+    def dump(self) -> dict[str, Any]:
         """State as JSON-serialisable data."""
-        return [[arm, *numbers] for arm, numbers in self._arms.items()]
+        return {"rates": dict(self._rates), "trust": dict(self._trust)}
 
-    def restore(self, state: list[list[Any]]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
-        self._arms = {str(arm): [float(v) for v in numbers] for arm, *numbers in state}
+        self._rates = {str(k): [float(v) for v in entry] for k, entry in state["rates"].items()}
+        self._trust = {str(k): [float(v) for v in entry] for k, entry in state["trust"].items()}
+
+    def _add(self, means: dict[str, list[float]], key: str, value: float) -> None:
+        """One value into a running mean; a wild one moves it by no more than one would expect of e^1."""
+        weight, mean = means.get(key, (0.0, value))
+        if weight >= _PSEUDO:
+            value = max(mean - 1.0, min(value, mean + 1.0))
+        weight = weight * 0.5 ** (1.0 / self.half_life) + 1.0
+        means[key] = [weight, mean + (value - mean) / weight]
 
 
 _ALL = ""

@@ -1,0 +1,312 @@
+"""How fast the lanes of one target decode: the level of plain, and an arm for each strategy and fingerprint."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specproxy.records import Lane, Observation, Strategy, Workload
+from specproxy.strategies.cost import LaneFacts, draft_cost, log_prior, step_cost
+from specproxy.strategies.level import Level, LoadEffect, features
+from specproxy.strategies.posterior import Arm, Belief, Cell, Scales, student_weight
+from specproxy.strategies.replay import ReplayResult
+
+__all__ = ["SpeedModel", "arm_key", "cell_of"]
+
+_MOST_ARMS = 64
+_REFERENCE = Scales(arm=1e-4, kind=0.05, cell=0.02, between=0.05, token=0.2)
+_OTHER_PLAIN = Scales(arm=0.3, kind=0.05, cell=0.02, between=0.05, token=0.2)
+_STEP = Scales(arm=0.5, kind=0.08, cell=0.03, between=0.05, token=0.2)
+_STEP_PRIOR = 0.3
+_NEW_PLAIN_VARIANCE = 0.25
+_ALARM_VARIANCE = 0.02
+_ALARM_KEEPS = 0.05
+_PLAIN_CHECKS = 2
+_DOUBT = 1.0  # surprise of the level at which plain is measured once more
+_RECENT = 24
+
+Entry = tuple[Cell, float, float, float, float]
+"""One observation as an arm learns it: cell, prior, log ratio, variance, tokens."""
+
+
+def arm_key(fingerprint: str, strategy: str) -> str:
+    """Statistics belong to a fingerprint and a strategy, since lanes of one engine may share the former."""
+    return f"{fingerprint}/{strategy}"
+
+
+def cell_of(workload: Workload) -> Cell:
+    """Key of a workload's cell."""
+    return workload.kind, workload.temperature.value
+
+
+@dataclass(slots=True)
+class SpeedModel:
+    """Learned speeds of one target. `facts` maps lane ids to what is known about them beforehand.
+
+    `steps` are arms like `arms`, but for the time of a step instead of a token, which depends on the machine
+    and the lane, and hardly on the text. Where a reply counts accepted guesses, they tell a slower machine
+    (longer steps) from worse guesses (fewer tokens a step).
+    """
+
+    scales: Scales
+    half_life: float
+    facts: Mapping[str, LaneFacts]
+    level: Level = field(default_factory=Level)
+    arms: dict[str, Arm] = field(default_factory=dict)
+    steps: dict[str, Arm] = field(default_factory=dict)
+    loads: dict[str, LoadEffect] = field(default_factory=dict)
+    recent: dict[str, deque[Entry]] = field(default_factory=dict)  # an arm's last observations
+    strategies: dict[str, Strategy] = field(default_factory=dict)  # by lane id, with draft lengths
+    plain: str = ""  # key of the plain arm that others are held against
+    plain_checks: int = 0  # times that plain is still to be measured after an alarm
+    _priors: dict[tuple[str, str, int | None, Cell], float] = field(default_factory=dict)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def prior(self, lane: str, strategy: Strategy, cell: Cell) -> float:
+        """Prior mean of the log ratio of a lane on a workload, from the cost model."""
+        key = (lane, strategy.name, strategy.n_max, cell)
+        found = self._priors.get(key)
+        if found is None:
+            found = self._priors[key] = log_prior(strategy, self.facts.get(lane), *cell)
+        return found
+
+    def forget_priors(self) -> None:
+        """Facts have changed: ask the cost model again for cells that were not seen yet."""
+        self._priors.clear()
+        for arm in self.arms.values():
+            arm.refresh()
+
+    def belief(self, lane: Lane, cell: Cell) -> Belief:
+        """What is believed about a lane's arm on a workload, alone on the machine."""
+        self.strategies[lane.id] = lane.strategy
+        arm = self.arm(arm_key(lane.fingerprint, lane.strategy.name), lane.strategy.name)
+        return arm.belief(cell, self.prior(lane.id, lane.strategy, cell))
+
+    def plain_belief(self, cell: Cell) -> Belief:
+        """What is believed about plain on a workload; the level itself, where plain was never seen."""
+        arm = self.arms.get(self.plain)
+        return Belief(0.0, 0.0) if arm is None else arm.belief(cell, 0.0)
+
+    def plain_decode_s(self, seen: Observation) -> float:
+        """Seconds that plain would have taken to decode the tokens of a request."""
+        level, _ = self.level.predict(_features(seen))
+        belief = self.plain_belief(cell_of(seen.workload))
+        return (seen.output_tokens - 1) * math.exp(level + belief.mean + belief.excess)
+
+    def arm(self, key: str, strategy: str) -> Arm:
+        """The arm of that key, created on first use.
+
+        The first plain arm of a target is its reference: its effect is zero by definition. A further one (a new
+        build, another device) is an arm like others.
+        """
+        found = self.arms.get(key)
+        if found is None:
+            scales = self.scales
+            if strategy == "plain":
+                first = not any(k.endswith("/plain") for k in self.arms)
+                scales = _REFERENCE if first else _OTHER_PLAIN
+            found = self.arms[key] = Arm(scales, self.half_life)
+            self._prune(key)
+        return found
+
+    def load_effect(self, key: str) -> LoadEffect:
+        """How an arm's ratio depends on load; plain's doesn't, as it is the reference."""
+        found = self.loads.get(key)
+        if found is None:
+            plain = key.endswith("/plain")
+            found = self.loads[key] = LoadEffect(0.0, 0.0) if plain else LoadEffect()
+        return found
+
+    # --- learning --------------------------------------------------------------------------------
+
+    def learn(self, seen: Observation) -> float | None:
+        """Split one request's log time per token into level, effect and noise, and learn each.
+
+        Returns:
+            The log ratio to plain; None where the level jumped, so that nothing can be said about it.
+        """
+        tpt = seen.time_per_token
+        assert tpt is not None, "callers pass timed observations only"
+        key, cell, value = arm_key(seen.fingerprint, seen.strategy), cell_of(seen.workload), math.log(tpt)
+        checking = key == self.plain and self.plain_checks > 0
+        if seen.strategy == "plain":
+            self.plain_checks = max(0, self.plain_checks - 1)
+            self.plain = self.plain or key
+        arm, load = self.arm(key, seen.strategy), self.load_effect(key)
+        prior = self.prior(seen.lane, self._strategy(seen), cell)
+        belief = arm.belief(cell, prior)
+        self.level.advance(seen.at)
+        x = _features(seen)
+        level, level_var = self.level.predict(x)
+        nominal = arm.scales.variance(seen.output_tokens, seen.weight)
+        noise = nominal * arm.noise(cell[0])
+        load_var = x[2] * x[2] * load.variance
+        jumped = self._learn_steps(seen, key, x)
+        if jumped is None:
+            rest = value - belief.mean - load.mean * x[2]
+            jumped = self.level.learn(x, rest, noise + belief.variance + load_var)
+        if jumped:
+            level, level_var = self.level.predict(x)
+        if key != self.plain and jumped:
+            self.plain_checks = _PLAIN_CHECKS
+        elif checking and abs(self.level.surprise) > _DOUBT:
+            self.plain_checks = max(self.plain_checks, 1)
+        if x[2] > 0.0 and key != self.plain:
+            spread = noise + level_var + belief.variance
+            residual = value - level - belief.mean
+            score = (residual - load.mean * x[2]) / math.sqrt(spread + load_var)
+            load.learn(x[2], residual, spread / student_weight(score))
+        y = value - level - load.mean * x[2]
+        variance = nominal + level_var + x[2] * x[2] * load.variance
+        entry = (cell, prior, y, variance, float(seen.output_tokens))
+        arm.learn(*entry)
+        arm.last_at = max(arm.last_at, seen.at)
+        self.recent.setdefault(key, deque(maxlen=_RECENT)).append(entry)
+        return None if jumped else y
+
+    def learn_replay(self, lane: Lane, workload: Workload, result: ReplayResult, weight: float) -> None:
+        """Take in what a lane's drafter would have done on a request that ran elsewhere."""
+        cell = cell_of(workload)
+        nominal, share = self.replayed_ratio(lane, result)
+        arm = self.arm(arm_key(lane.fingerprint, lane.strategy.name), lane.strategy.name)
+        variance = arm.scales.variance(result.tokens, weight)
+        prior = self.prior(lane.id, lane.strategy, cell)
+        arm.learn_replay(cell, prior, nominal, share, variance, result.tokens)
+
+    def calibrate_replay(self, lane: Lane, seen: Observation, result: ReplayResult) -> None:
+        """Compare a request that ran on a lane with its replay, to learn what the lane's steps really cost."""
+        tpt = seen.time_per_token
+        if tpt is None:
+            return
+        nominal, share = self.replayed_ratio(lane, result)
+        x = _features(seen)
+        level, level_var = self.level.predict(x)
+        key = arm_key(lane.fingerprint, lane.strategy.name)
+        ratio = math.log(tpt) - level - self.load_effect(key).mean * x[2]
+        variance = _STEP.variance(seen.output_tokens, seen.weight) + level_var
+        self.arm(key, lane.strategy.name).recalibrate(ratio, nominal, share, variance)
+
+    def replayed_ratio(self, lane: Lane, result: ReplayResult) -> tuple[float, float]:
+        """Log ratio of a replay on the lane's nominal cost curve, and the share of verifying in its time."""
+        facts = self.facts.get(lane.id) or LaneFacts()
+        plain, verify = result.drafted * draft_cost(facts, "ngram"), 0.0
+        for drafted, count in enumerate(result.widths):
+            plain += count
+            if drafted and count:
+                verify += count * (step_cost(facts, drafted + 1) - 1.0)
+        return math.log((plain + verify) / max(result.tokens, 1)), verify / (plain + verify)
+
+    def note_plain(self, key: str) -> None:
+        """Hold other lanes against this plain arm; a new one makes the level uncertain again."""
+        if key != self.plain:
+            if self.plain and key not in self.arms:
+                self.level.widen(_NEW_PLAIN_VARIANCE)
+            self.plain = key
+
+    def discount(self, fingerprint: str, factor: float, kind: str | None = None) -> None:
+        """Keep only a share of the evidence on a fingerprint, after a change; the level is less certain too."""
+        for arms in (self.arms, self.steps):
+            for key, arm in arms.items():
+                if key.rpartition("/")[0] == fingerprint:
+                    arm.discount(factor, kind)
+        self.level.widen(_ALARM_VARIANCE * (1.0 - factor))
+
+    def start_over(self, key: str, kind: str | None, n: int) -> None:
+        """An arm has changed on a kind (None: on all): forget it but for its last `n` requests.
+
+        Perhaps it was the machine that changed, so plain is to be measured again.
+        """
+        if key != self.plain:
+            self.plain_checks = _PLAIN_CHECKS
+        again = [entry for entry in self.recent.get(key, ()) if kind is None or entry[0][0] == kind]
+        self.level.widen(_ALARM_VARIANCE)
+        for arms in (self.arms, self.steps):
+            if key in arms:
+                arms[key].discount(_ALARM_KEEPS, kind)
+        if key in self.arms:
+            for entry in again[len(again) - min(n, len(again)) :]:
+                self.arms[key].learn(*entry)
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """State as JSON-serialisable data."""
+        return {
+            "level": self.level.dump(),
+            "arms": {key: arm.dump() for key, arm in self.arms.items()},
+            "steps": {key: arm.dump() for key, arm in self.steps.items()},
+            "loads": {key: [load.mean, load.variance] for key, load in self.loads.items()},
+            "recent": {key: [[list(e[0]), *e[1:]] for e in entries] for key, entries in self.recent.items()},
+            "strategies": {lane: [list(s.drafters), s.n_max] for lane, s in self.strategies.items()},
+            "plain": self.plain,
+            "plain_checks": self.plain_checks,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `dump` gave."""
+        self.level.restore(state["level"])
+        self.arms, self.steps = {}, {}
+        for key, arm in state["arms"].items():
+            self.arm(key, key.rpartition("/")[2]).restore(arm)
+        for key, arm in state["steps"].items():
+            self._step(key).restore(arm)
+        self.loads = {key: LoadEffect(*(float(v) for v in entry)) for key, entry in state["loads"].items()}
+        for key, entries in state["recent"].items():
+            kept = self.recent[key] = deque(maxlen=_RECENT)
+            for (kind, temperature), prior, y, variance, tokens in entries:
+                kept.append(((kind, temperature), prior, y, variance, tokens))
+        self.strategies = {
+            k: Strategy(tuple(names), n_max) for k, (names, n_max) in state["strategies"].items()
+        }
+        self.plain = str(state["plain"])
+        self.plain_checks = int(state["plain_checks"])
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _learn_steps(self, seen: Observation, key: str, x: tuple[float, float, float]) -> bool | None:
+        """Learn the level from the time of a step, where accepted guesses were counted.
+
+        Returns:
+            Whether the level jumped; None where nothing was counted.
+        """
+        decoded = seen.output_tokens - 1
+        if not seen.draft_tokens or not 0 <= seen.accepted_tokens < decoded or seen.decode_s is None:
+            return None
+        arm, cell, load = self._step(key), cell_of(seen.workload), self.load_effect(key)
+        belief = arm.belief(cell, _STEP_PRIOR)
+        value = math.log(seen.decode_s / (decoded - seen.accepted_tokens)) - load.mean * x[2]
+        nominal = _STEP.variance(seen.output_tokens, seen.weight) + x[2] * x[2] * load.variance
+        level, level_var = self.level.predict(x)
+        jumped = self.level.learn(x, value - belief.mean, nominal * arm.noise(cell[0]) + belief.variance)
+        if jumped:
+            level, level_var = self.level.predict(x)
+        arm.learn(cell, _STEP_PRIOR, value - level, nominal + level_var, seen.output_tokens)
+        return jumped
+
+    def _strategy(self, seen: Observation) -> Strategy:
+        """The strategy of an observation's lane, with its draft length where the lane was met."""
+        known = self.strategies.get(seen.lane)
+        return known if known is not None and known.name == seen.strategy else Strategy.parse(seen.strategy)
+
+    def _step(self, key: str) -> Arm:
+        found = self.steps.get(key)
+        if found is None:
+            found = self.steps[key] = Arm(_STEP, self.half_life)
+        return found
+
+    def _prune(self, keep: str) -> None:
+        """Forget the arms that were used least recently (old builds, old drafts)."""
+        while len(self.arms) > _MOST_ARMS:
+            others = (k for k in self.arms if k not in (keep, self.plain))
+            oldest = min(others, key=lambda k: self.arms[k].last_at)
+            for kept in (self.arms, self.steps, self.loads, self.recent):
+                kept.pop(oldest, None)
+
+
+def _features(seen: Observation) -> tuple[float, float, float]:
+    """Regressors of the level for a finished request."""
+    return features(seen.prompt_tokens + 0.5 * seen.output_tokens, seen.concurrency)
