@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,19 @@ from specproxy.records import Strategy
 __all__ = ["Budget", "LaneNeed", "MemoryPlan", "Refusal", "choose_ctx", "lane_need", "plan"]
 
 MIB = 1 << 20
-PROCESS_BYTES = 60 * MIB  # a llama-server without a model, measured with the wheel
-UBATCH = 512  # llama-server's default: rows of the largest compute batch
-MAPPED_TYPES = frozenset({"F32", "F16", "BF16", "Q8_0"})
-"""Tensor types that stay in the mapped file on a CPU, so that processes share them. Others are repacked into
-memory of their own where llama.cpp has kernels for that."""
+# Measured on the wheel's llama-server (private memory at widths of 256 and 1024, vocabularies of 3 and 48
+# thousand tokens, contexts of 1 to 8 thousand), and rounded up a little.
+PROCESS_BYTES = 32 * MIB  # without a model
+DRAFTER_BYTES = 16 * MIB  # a second context
+UBATCH, BATCH = 512, 2048  # llama-server's defaults, in tokens
+ACTIVATIONS = 12  # rows of a model's width that a token takes while it is computed
+PLAIN_LOGITS, MTP_LOGITS = 64, 256  # rows of the vocabulary's length
+REPACKED_TYPES = frozenset(
+    {"Q4_0", "Q4_K", "Q2_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"}
+    | ({"Q8_0"} if platform.machine().lower() in ("arm64", "aarch64") else set())
+)
+"""Tensor types that llama.cpp copies into an order of its own on a CPU (ggml-cpu/repack.cpp). The others
+stay in the mapped file, which all processes share."""
 SMALLEST_CTX = 8192  # below this, lanes are dropped before the context is halved again
 
 
@@ -85,29 +94,25 @@ def lane_need(
 ) -> LaneNeed:
     """Estimate what a llama-server with this strategy takes; `ctx` in tokens for each slot.
 
-    KV cache and recurrent state are exact up to padding. Compute buffers follow llama.cpp's reservation: the
-    widest activations of a micro-batch, and its logits, in F32.
+    KV cache and recurrent state are exact up to padding; the rest follows what was measured, and errs upwards.
     """
     models = [(target, target.weight_bytes - (0 if "mtp" in strategy.drafters else target.mtp_bytes))]
-    cache = _cache_bytes(target, ctx, slots)
-    compute = _compute_bytes(target)
+    work = _cache_bytes(target, ctx, slots) + _compute_bytes(target, UBATCH, PLAIN_LOGITS)
     if "mtp" in strategy.drafters:
-        mtp_row = target.kv_bytes_per_token * target.mtp_layers // max(1, target.block_count)
-        cache += mtp_row * ctx * slots + _recurrent_margin(target, strategy, slots)
-        compute *= 2
+        row = target.kv_bytes_per_token * target.mtp_layers // max(1, target.block_count)
+        states = target.state_bytes * (strategy.n_max or 3) * slots  # to go back to when a draft is rejected
+        work += DRAFTER_BYTES + row * ctx * slots + states + _compute_bytes(target, BATCH, MTP_LOGITS)
     if "draft" in strategy.drafters and draft is not None:
         models.append((draft, draft.weight_bytes))
-        cache += _cache_bytes(draft, ctx, slots)
-        compute += _compute_bytes(draft)
+        work += DRAFTER_BYTES + _cache_bytes(draft, ctx, slots) + _compute_bytes(draft, UBATCH, UBATCH)
     if on_gpu:
-        on_device = sum(size for _, size in models) + cache + compute
-        return LaneNeed(lane_id, PROCESS_BYTES, gpu=on_device)
+        return LaneNeed(lane_id, PROCESS_BYTES, gpu=sum(size for _, size in models) + work)
     private, shared = 0, []
     for facts, size in models:
-        mapped = sum(n for kind, n in facts.bytes_by_type if kind in MAPPED_TYPES or not repack)
-        shared.append((facts.digest, min(size, mapped)))
-        private += size - min(size, mapped)
-    return LaneNeed(lane_id, PROCESS_BYTES + private + cache + compute, tuple(shared))
+        copied = sum(n for kind, n in facts.bytes_by_type if repack and kind in REPACKED_TYPES)
+        shared.append((facts.digest, max(0, size - copied)))
+        private += min(size, copied)
+    return LaneNeed(lane_id, PROCESS_BYTES + private + work, tuple(shared))
 
 
 def _cache_bytes(facts: ModelFacts, ctx: int, slots: int) -> int:
@@ -115,13 +120,8 @@ def _cache_bytes(facts: ModelFacts, ctx: int, slots: int) -> int:
     return (facts.kv_bytes_per_token * padded + facts.state_bytes) * slots
 
 
-def _recurrent_margin(target: ModelFacts, strategy: Strategy, slots: int) -> int:
-    """Recurrent states that are kept to go back to when a draft is rejected: one for each drafted token."""
-    return target.state_bytes * (strategy.n_max or 3) * slots
-
-
-def _compute_bytes(facts: ModelFacts) -> int:
-    return UBATCH * (facts.vocab_size + 12 * facts.embd) * 4
+def _compute_bytes(facts: ModelFacts, tokens: int, logits: int) -> int:
+    return 4 * (tokens * ACTIVATIONS * facts.embd + logits * facts.vocab_size)
 
 
 def plan(needs: Sequence[LaneNeed], budget: Budget) -> MemoryPlan:
