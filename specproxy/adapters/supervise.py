@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 LISTENING = re.compile(r"listening on (https?://\S+:\d+|unix://\S+)")
 COMPLAINT = re.compile(r"error|fail|cannot|couldn't|abort|exception|assert| E ", re.IGNORECASE)
+STAMP = re.compile(r"^[\d.]+ [A-Z] (?:\S+ +)?")  # how llama-server begins a line of its log
 STOP_GRACE_S = 5.0  # from SIGTERM to SIGKILL
 MAX_LINE = 1 << 16  # bytes of one line of output that are looked at
 
@@ -67,10 +68,13 @@ class LogTail:
         """The last lines, oldest first."""
         return "\n".join(list(self._lines)[-lines:])
 
-    def complaints(self, lines: int = 3) -> str:
-        """The last lines that speak of an error, on one line; may be empty."""
-        bad = [line for line in self._lines if COMPLAINT.search(line)]
-        return " | ".join(line.strip() for line in bad[-lines:])
+    def complaints(self, lines: int = 2) -> str:
+        """What went wrong, from the end of the output, on one line; may be empty.
+
+        The first of the last errors says why, those behind it only what followed from that.
+        """
+        recent = [STAMP.sub("", line).strip() for line in list(self._lines)[-40:] if COMPLAINT.search(line)]
+        return "; ".join(dict.fromkeys(recent[:lines]))
 
     def close(self) -> None:
         """Close the file, if there is one."""

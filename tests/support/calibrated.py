@@ -348,7 +348,7 @@ class _Net:
             for own in (words, vocab.poison[r], vocab.openers[r]):
                 out[own, FLAG + r] = OWN
             foreign = np.setdiff1d(steady, words)
-            for k, token in enumerate(words[::DECOY_EVERY]):
+            for k, token in enumerate(words[::DECOY_EVERY] if len(foreign) else ()):
                 out[foreign[37 * k % len(foreign)]] += DECOY * self.direction[token]
             for token in np.concatenate([words, vocab.openers[r], vocab.markers[r]]):
                 target = after[token]
