@@ -149,7 +149,7 @@ def _facts(parts: list[GgufFile]) -> ModelFacts:
             f"{file.path} is a GGUF file, but holds no model", hint="a LoRA or a vocabulary only?"
         )
     if fields.get("general.type", "model") not in ("model", ""):
-        raise ModelFileError(f"{file.path} holds a {fields['general.type']}, not a model")
+        raise ModelFileError(f"{file.path} is no model, but of the type {fields['general.type']}")
     shape = _Shape(file, arch)
     by_type: dict[str, int] = {}
     for tensor in tensors:

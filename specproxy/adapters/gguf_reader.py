@@ -108,9 +108,9 @@ class GgufFile:
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
             raise _Damaged(f"alignment {alignment}")
         self.data_at = -(-self._at // alignment) * alignment
-        end = max((t.offset + t.nbytes for t in self.tensors.values()), default=0)
-        if self.data_at + end > len(data):
-            raise _Damaged(f"{len(data)} bytes, where its tensors need {self.data_at + end}")
+        end = max((self.data_at + t.offset + t.nbytes for t in self.tensors.values()), default=0)
+        if end > len(data):
+            raise _Damaged(f"{len(data)} bytes, where its tensors need {end}")
 
     def __enter__(self) -> GgufFile:
         return self
