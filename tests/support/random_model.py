@@ -11,14 +11,15 @@ import numpy as np
 
 __all__ = ["write_random"]
 
-EMBD, HEADS, LAYERS, FF, WORDS = 64, 4, 2, 128, 400
+EMBD, HEADS, LAYERS, FF, WORDS, CONV = 64, 4, 2, 128, 400, 4
 
 
-def write_random(path: Path, *, seed: int = 0, noise: float = 0.0) -> Path:
-    """Write a llama model in F32.
+def write_random(path: Path, *, arch: str = "llama", seed: int = 0, noise: float = 0.0) -> Path:
+    """Write a model in F32.
 
     Args:
         path: where to.
+        arch: ``llama``, or ``lfm2``, in which the first of the two blocks is a convolution with a state.
         seed: of the weights.
         noise: share of other random weights mixed in: a draft model that agrees now and then.
     """
@@ -26,14 +27,18 @@ def write_random(path: Path, *, seed: int = 0, noise: float = 0.0) -> Path:
     tokens = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
     tokens += [f" w{i}".encode() for i in range(WORDS)]
     types = [2, 3, 3, *[6] * 256, *[4] * WORDS]
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, arch)
     writer.add_name(path.stem)
     writer.add_context_length(2048)
     writer.add_embedding_length(EMBD)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(FF)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
+    if arch == "lfm2":
+        writer.add_head_count_kv([0, HEADS])
+        writer.add_shortconv_l_cache(CONV)
+    else:
+        writer.add_head_count_kv(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(EMBD // HEADS)
     writer.add_rope_freq_base(100.0)
@@ -55,14 +60,22 @@ def write_random(path: Path, *, seed: int = 0, noise: float = 0.0) -> Path:
 
     put("token_embd.weight", len(tokens), EMBD, gain=8.0)
     put("output.weight", len(tokens), EMBD, gain=4.0)
-    writer.add_tensor("output_norm.weight", np.ones(EMBD, np.float32))
+    norm_name = "token_embd_norm.weight" if arch == "lfm2" else "output_norm.weight"
+    writer.add_tensor(norm_name, np.ones(EMBD, np.float32))
     for i in range(LAYERS):
         for norm in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(EMBD, np.float32))
-        for name in ("attn_q", "attn_k"):
-            put(f"blk.{i}.{name}.weight", EMBD, EMBD, gain=2.0)
-        put(f"blk.{i}.attn_v.weight", EMBD, EMBD, gain=2.0)
-        put(f"blk.{i}.attn_output.weight", EMBD, EMBD, gain=3.0)
+        if arch == "lfm2" and i == 0:
+            put(f"blk.{i}.shortconv.conv.weight", EMBD, CONV)
+            put(f"blk.{i}.shortconv.in_proj.weight", 3 * EMBD, EMBD)
+            put(f"blk.{i}.shortconv.out_proj.weight", EMBD, EMBD, gain=3.0)
+        else:
+            if arch == "lfm2":
+                for norm in ("attn_q_norm", "attn_k_norm"):
+                    writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(EMBD // HEADS, np.float32))
+            for name in ("attn_q", "attn_k", "attn_v"):
+                put(f"blk.{i}.{name}.weight", EMBD, EMBD, gain=2.0)
+            put(f"blk.{i}.attn_output.weight", EMBD, EMBD, gain=3.0)
         put(f"blk.{i}.ffn_gate.weight", FF, EMBD)
         put(f"blk.{i}.ffn_up.weight", FF, EMBD)
         put(f"blk.{i}.ffn_down.weight", EMBD, FF, gain=2.0)

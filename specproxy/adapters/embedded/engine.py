@@ -269,9 +269,11 @@ class LlamaEngine:
             return False
         try:
             stepped = self._scheduler.step()
-        except SpecproxyError as error:
-            log.error("decoding failed, all requests end: %s", error)
-            self._scheduler.fail_all(error)
+        except Exception as error:
+            # what the caches hold is unknown now, but the next request starts from nothing
+            log.exception("decoding failed, all requests end")
+            known = error if isinstance(error, SpecproxyError) else BackendError(f"decoding failed: {error!r}")
+            self._scheduler.fail_all(known)
             self._scheduler.reset()
             stepped = True
         self._deliver()

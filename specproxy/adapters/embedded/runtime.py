@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,13 +73,13 @@ class Runtime:
         train = self.facts.context_length or DEFAULT_CONTEXT
         self.per_sequence = options.context or min(train, DEFAULT_CONTEXT)
         longest = max(options.draft_max, options.mtp_max, options.ngram_max)
-        states = longest if self.facts.recurrent else 0
-        self.memory = memory_needs(self.facts, draft, options, context=self.per_sequence, states=states)
-        if not options.weights.gpu_layers:
-            check_memory(self.memory, psutil.virtual_memory().available, self.per_sequence, options.parallel)
         self.target = self._model(options.model, options, mtp=options.mtp and not self._no_head())
         if not self.target.generates:
             raise ModelFileError(f"{options.model} is not a causal language model")
+        states = longest if self.target.recurrent else 0
+        self.memory = memory_needs(self.facts, draft, options, context=self.per_sequence, states=states)
+        if not options.weights.gpu_layers:
+            check_memory(self.memory, psutil.virtual_memory().available, self.per_sequence, options.parallel)
         outputs = options.parallel * (longest + 1)
         self.slots = options.parallel + (0 if self.target.recurrent else options.cached)
         self.context = self._context(self.target, options, outputs=outputs, states=states)
@@ -96,34 +95,40 @@ class Runtime:
             return
         longest = rollback or 10**9
         self.limits["ngram"] = min(options.ngram_max, longest)
-        if options.draft is None:
-            self.refused["draft"] = "no draft model was given"
+        if why := self._load_draft(options):
+            self.refused["draft"] = why
         else:
-            self._load_draft(options)
             self.limits["draft"] = min(options.draft_max, longest)
-        self.refused |= self._load_mtp(options)
-        if "mtp" in self.drafters:
+        if why := self._load_mtp(options):
+            self.refused["mtp"] = why
+        else:
             self.limits["mtp"] = min(options.mtp_max, longest)
 
-    def _load_draft(self, options: EngineOptions) -> None:
-        assert options.draft is not None
+    def _load_draft(self, options: EngineOptions) -> str:
+        """Set up the draft model; returns why not, if not."""
+        if options.draft is None:
+            return "no draft model was given"
         model = self._model(options.draft, options)
+        if model.recurrent:
+            # it drafts token by token, and llama.cpp keeps states of one decode only
+            return "the draft model keeps a recurrent state, which cannot be rolled back over several decodes"
         context = self._context(model, options, outputs=self.slots)
         self.drafters["draft"] = DraftModel(context, Batch(options.batch))
+        return ""
 
-    def _load_mtp(self, options: EngineOptions) -> Mapping[str, str]:
+    def _load_mtp(self, options: EngineOptions) -> str:
         """Set up the MTP head; returns why not, if not."""
         if not options.mtp:
-            return {"mtp": "it was switched off"}
+            return "it was switched off"
         if why := self._no_head():
-            return {"mtp": why}
+            return why
         try:
             context = self._context(self.target, options, outputs=self.slots, mtp=True)
         except ModelFileError as error:
-            return {"mtp": error.message}
+            return error.message
         context.want_hidden(True, outputs_only=True)
         self.drafters["mtp"] = MtpHead(context, Batch(options.batch, self.target.n_embd))
-        return {}
+        return ""
 
     def _no_head(self) -> str:
         """Why the target has no MTP head that can be used, or an empty text."""

@@ -176,8 +176,8 @@ class Scheduler:
         keep = {"draft": min(source.n_draft, common), "mtp": min(source.n_mtp, start + 1 if mtp else start)}
         if slot is not source:
             self._copy(source, slot, start, keep)
-        elif not self._runtime.context.drop(slot.id, start):
-            self._forget(slot)  # a recurrent state cannot go back to the middle of a prompt
+        elif not self._cut(slot, start):
+            self._forget(slot)
             start, keep = 0, {"draft": 0, "mtp": 0}
         slot.tokens, slot.n, slot.busy = sequence.tokens, start, True
         slot.n_draft, slot.n_mtp = keep["draft"], keep["mtp"]
@@ -186,6 +186,16 @@ class Scheduler:
             sequence.hidden = HiddenRows(self._runtime.target.n_embd)
             sequence.hidden.reset(start=slot.n_mtp == 0)
         sequence.slot, sequence.cached = slot, start
+
+    def _cut(self, slot: Slot, start: int) -> bool:
+        """Remove what the target's cache holds from `start` on; False if that is impossible.
+
+        A recurrent state can go back only within the decode that made it, so at the start of a request it can
+        be continued, but not cut.
+        """
+        if self._runtime.target.recurrent and start < slot.n:
+            return False
+        return self._runtime.context.drop(slot.id, start)
 
     def _copy(self, source: Slot, slot: Slot, start: int, keep: dict[str, int]) -> None:
         """Make `slot` a second owner of the cells that it can use."""
@@ -240,10 +250,15 @@ class Scheduler:
         seconds = time.perf_counter() - started if len(parts) == 1 else None
         for sequence, count, at, row in parts:
             rows = logits[row : row + 1 + len(sequence.draft)]
-            if sequence.prefilling:
-                self._prefilled(sequence, count, at, rows)
-            else:
-                self._verified(sequence, at, rows, seconds)
+            try:
+                if sequence.prefilling:
+                    self._prefilled(sequence, count, at, rows)
+                else:
+                    self._verified(sequence, at, rows, seconds)
+            except DecodeError:
+                raise
+            except SpecproxyError as error:
+                self._abandon(sequence, error)
         return True
 
     def _plan(self, sequence: Sequence, streams: int) -> None:
@@ -392,6 +407,12 @@ class Scheduler:
             self._emit(sequence.sink, event)
         self._emit(sequence.sink, end)
         self._leave(sequence)
+
+    def _abandon(self, sequence: Sequence, error: SpecproxyError) -> None:
+        """One sequence cannot go on, say because its grammar has come to a dead end."""
+        self._emit(sequence.sink, error)
+        self._leave(sequence)
+        self._forget(sequence.slot)  # it was left in the middle of a step
 
     # --- hidden rows ---------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from tests.support.embedded import GREEDY, request
 
 # isort: split
 from specproxy.adapters.embedded.engine import QUEUE, LlamaEngine
+from specproxy.adapters.embedded.llama import Batch, Context, DecodeError
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.types import Finished, GenerateRequest, TokenEvent
 from specproxy.errors import BackendError, ConfigError, ModelFileError, PairError, RequestError
@@ -247,6 +248,26 @@ async def test_memory_does_not_grow(engine: LlamaEngine, pair: CalibratedPair) -
     before = await rounds(8)
     after = await rounds(25)
     assert after - before < 4_000_000
+
+
+@pytest.mark.parametrize("error", [DecodeError("planted", -3), RuntimeError("planted")])
+async def test_a_failed_decode_ends_all_requests_and_the_next_one_works(
+    engine: LlamaEngine, pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    words = prompt(engine, pair, "json")
+    work = [asyncio.create_task(collect(engine, request(words, s, tokens=400))) for s in ("mtp", "plain")]
+    async with aclosing(engine.generate(request(words, "plain", tokens=3))) as stream:
+        await anext(stream)
+
+    def faulty(self: Context, batch: Batch) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "decode", faulty)
+        results = await asyncio.gather(*work, return_exceptions=True)
+    assert all(isinstance(r, BackendError) and "planted" in str(r) for r in results)
+    ids, _ = await collect(engine, request(words, "mtp", tokens=30))
+    assert ids == pair.text_ids("json", 30)
 
 
 # --- bad input ---------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ import pytest
 
 from tests.support.calibrated import CalibratedPair
 from tests.support.embedded import GREEDY, ByHand, Reader, reference, request
+from tests.support.random_model import write_random
 
 # isort: split
-from specproxy.adapters.embedded import drafters
-from specproxy.adapters.embedded.llama import Batch, Context
+from specproxy.adapters.embedded import drafters, runtime
+from specproxy.adapters.embedded.llama import Batch, Context, ContextParams
 from specproxy.adapters.embedded.types import Sampling, TokenEvent
 from specproxy.errors import RequestError, SpecproxyError
 
@@ -472,6 +473,21 @@ def test_stop_tokens_and_ignored_end_tokens(calibrated: ByHand, pair: Calibrated
     assert ignored.ids == ids
 
 
+def test_a_grammar_at_a_dead_end_ends_its_own_request_only(calibrated: ByHand, pair: CalibratedPair) -> None:
+    cut = replace(
+        GREEDY, grammar='root ::= "a" [\\U0010FFFF]', logit_bias=dict.fromkeys(range(3, 259), -np.inf)
+    )
+    words = prompt(calibrated, pair, "json")
+    other = calibrated.submit(request(words, "mtp", tokens=30))
+    stuck = calibrated.submit(request(words, "mtp", tokens=30, sampling=cut))
+    calibrated.finish()
+    with pytest.raises(SpecproxyError, match="grammar"):
+        _ = stuck.end
+    assert other.ids == pair.text_ids("json", 30)
+    (after,) = calibrated.run(request(words, "mtp", tokens=30))
+    assert after.ids == pair.text_ids("json", 30)
+
+
 # --- limits ------------------------------------------------------------------------------------------------
 
 
@@ -558,4 +574,53 @@ def test_cancelling_frees_the_sequence_at_once(pair: CalibratedPair, strategy: s
     assert again.ids == pair.text_ids("json", 30)
     if phase == "decoding":
         assert again.end.cached_n >= len(words) - 2, "what was processed is not lost"
+    engine.close()
+
+
+# --- recurrent targets ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a convolution state beside its KV cache, in which every token depends on all before it."""
+    return write_random(tmp_path_factory.mktemp("hybrid") / "target.gguf", arch="lfm2")
+
+
+@pytest.mark.parametrize("strategy", ["plain", "ngram", "draft", "ngram+draft"])
+def test_a_hybrid_model_rolls_back_its_state(hybrid: Path, noisy: tuple[Path, Path], strategy: str) -> None:
+    engine = ByHand(hybrid, noisy[0])  # a draft of another kind: nearly everything is rejected
+    texts = [engine.tokenize("".join(f" w{(k + 3) * i % 11}" for i in range(40))) for k in range(3)]
+    readers = engine.run(*[request(text, strategy, tokens=30) for text in texts])
+    for text, reader in zip(texts, readers, strict=True):
+        assert reader.ids == reference(hybrid, text, 30)
+    if "draft" in strategy:
+        assert all(reader.end.draft_n_accepted < reader.end.draft_n for reader in readers)
+    again = [*texts[0], *readers[0].ids, 300]
+    (second,) = engine.run(request(again, strategy, tokens=20))
+    assert second.ids == reference(hybrid, again, 20)
+    (repeated,) = engine.run(request(texts[1], strategy, tokens=20))
+    assert repeated.ids == readers[1].ids[:20]
+    engine.close()
+
+
+def test_a_hybrid_draft_is_refused_by_name(hybrid: Path, noisy: tuple[Path, Path]) -> None:
+    engine = ByHand(noisy[0], hybrid)
+    assert "recurrent" in engine.runtime.refused["draft"]
+    with pytest.raises(RequestError, match="recurrent"):
+        _ = engine.run(request([5], "draft"))[0].end
+    engine.close()
+
+
+def test_a_rollback_that_llama_cpp_does_not_support_is_refused(
+    hybrid: Path, noisy: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "ContextParams", lambda **options: ContextParams(**options | {"states": 0}))
+    engine = ByHand(hybrid, noisy[0])
+    assert set(engine.runtime.refused) == {"ngram", "draft", "mtp", "auto"}
+    words = engine.tokenize(" w1 w2 w3")
+    (reader,) = engine.run(request(words, tokens=20))
+    assert reader.ids == reference(hybrid, words, 20)
+    for strategy in ("ngram", "auto"):
+        with pytest.raises(RequestError, match="recurrent state"):
+            _ = engine.run(request(words, strategy))[0].end
     engine.close()
