@@ -10,6 +10,7 @@ not for this one: plain decoding is on a par with a native build, verifying draf
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -155,7 +156,8 @@ def main() -> int:
     except (ConfigError, RuntimeError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
-    print(f"listening on {server.listening_address}", flush=True)
+    # One write, on a line of its own: the server's threads log to the same pipe.
+    os.write(sys.stdout.fileno(), f"\nlistening on {server.listening_address}\n".encode())
     while True:
         signal.pause()
 

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -107,9 +108,10 @@ async def _serve(args: argparse.Namespace) -> None:
         address = runner.addresses[0]
         url = f"unix://{address}" if args.socket else f"http://{address[0]}:{address[1]}"
         card = app[SERVICE].card
-        print(f"listening on {url}", flush=True)
+        # Each in one write: llama.cpp's threads may log to the same pipe.
+        os.write(sys.stdout.fileno(), f"\nlistening on {url}\n".encode())
         ready = {"ready": True, "model": card.name, "strategies": [s.name for s in card.strategies]}
-        print(orjson.dumps(ready).decode(), flush=True)
+        os.write(sys.stdout.fileno(), orjson.dumps(ready) + b"\n")
         await ended.wait()
     finally:
         await runner.cleanup()
