@@ -34,6 +34,7 @@ from specproxy.proxy.router import Router
 from specproxy.proxy.status import board_json, lane_json
 from specproxy.records import Candidate, Decision, Health, LaneStatus, Situation, TempBucket, Workload
 from specproxy.store import StoreWriter, open_store
+from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.learner import Learner, LearnerSettings
 
 __all__ = ["Service"]
@@ -69,6 +70,7 @@ class Service:
         self._recorder: Recorder | None = None
         self._server: ProxyServer | None = None
         self._healths: dict[str, Health] = {}
+        self._facts: dict[str, LaneFacts] = {}
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -148,7 +150,9 @@ class Service:
     def _backends_changed(self) -> None:
         self.router.set_backends(self._fleet.backends)
         for lane_id, facts in self._fleet.facts().items():
-            self.policy.set_facts(lane_id, facts)
+            if self._facts.get(lane_id) != facts:
+                self._facts[lane_id] = facts
+                self.policy.set_facts(lane_id, facts)
         self._log_lanes()
 
     async def _save_regularly(self) -> None:

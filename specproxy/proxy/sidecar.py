@@ -130,7 +130,7 @@ class Sidecar:
             endpoint = server.backend.transport.endpoint
             strip = found.kind in STRIP_ORIGIN_KINDS
             server.backend.transport.endpoint = replace(endpoint, strip_origin=strip)
-            server.backend.set_lanes(_lanes(server.backend.name, found))
+            server.backend.set_lanes(_lanes(server.upstream, alone=len(self._servers) == 1))
             for status in server.backend.lanes():
                 server.backend.mark(status.lane.id, Health.READY)
         if found.reachable != before.reachable or found.models != before.models:
@@ -144,30 +144,31 @@ class Sidecar:
 
     def _server(self, url: str) -> _Server:
         parts = urlsplit(url)
-        name = parts.netloc if len(self._urls) > 1 else "upstream"
-        backend = HttpBackend(name, Endpoint.parse(url))
-        backend.set_lanes(_lanes(name, ProbeResult(False)))
+        upstream = Upstream(url, parts.netloc if len(self._urls) > 1 else "upstream")
+        backend = HttpBackend(upstream.backend, Endpoint.parse(url), _lanes(upstream, alone=True))
         for status in backend.lanes():
             backend.mark(status.lane.id, Health.UNHEALTHY, f"{url} was not reached yet")
-        return _Server(Upstream(url, name), backend)
+        return _Server(upstream, backend)
 
 
-def _lanes(backend: str, found: ProbeResult) -> list[Lane]:
+def _lanes(upstream: Upstream, *, alone: bool) -> list[Lane]:
     """One lane for each model that the server names, or one for all."""
-    models = found.models if found.kind not in SINGLE_MODEL_KINDS else found.models[:1]
-    if not models:
-        return [_lane(backend, backend, "", found)]
-    if found.kind in SINGLE_MODEL_KINDS:
-        return [_lane(backend, backend, models[0], found)]
-    return [_lane(backend, model, model, found, frozenset({model})) for model in models]
+    found = upstream.found
+    if found.kind in SINGLE_MODEL_KINDS or not found.models:
+        return [_lane(upstream, upstream.backend, "".join(found.models[:1]), frozenset())]
+    lanes = []
+    for model in found.models:
+        names = {model, model.removesuffix(":latest")} if found.kind == "ollama" else {model}
+        lane_id = model if alone else f"{model}@{upstream.backend}"
+        lanes.append(_lane(upstream, lane_id, model, frozenset(names)))
+    return lanes
 
 
-def _lane(
-    backend: str, name: str, target: str, found: ProbeResult, models: frozenset[str] = frozenset()
-) -> Lane:
-    facts = "\0".join((found.kind, found.version, target))
+def _lane(upstream: Upstream, lane_id: str, target: str, names: frozenset[str]) -> Lane:
+    """Statistics belong to this server: another address may be another machine."""
+    facts = "\0".join((upstream.url, upstream.found.kind, upstream.found.version, target))
     fingerprint = hashlib.sha256(facts.encode()).hexdigest()[:16]
-    return Lane(name, backend, target, Strategy(), Control.OBSERVE, fingerprint, models=models)
+    return Lane(lane_id, upstream.backend, target, Strategy(), Control.OBSERVE, fingerprint, models=names)
 
 
 class NobodyHome:

@@ -51,9 +51,20 @@ async def test_ollama_is_a_lane_for_each_model() -> None:
     """Statistics of different models never mix; foreign Origins are kept from its own check."""
     fleet = await started(Town(one=OLLAMA), "one")
     lanes = [status.lane for status in fleet.backends[0].lanes()]
-    assert [(lane.target, lane.models) for lane in lanes] == [(m, frozenset({m})) for m in OLLAMA.models]
+    assert [(lane.id, lane.target, lane.models) for lane in lanes] == [
+        ("qwen3:8b", "qwen3:8b", frozenset({"qwen3:8b"})),
+        ("llama3:latest", "llama3:latest", frozenset({"llama3:latest", "llama3"})),
+    ]
     assert len({lane.fingerprint for lane in lanes}) == 2
     assert fleet.backends[0].transport.endpoint.strip_origin  # type: ignore[attr-defined]  # an HttpBackend
+    await fleet.aclose()
+
+
+async def test_two_servers_share_no_lane_and_no_statistics() -> None:
+    """The same models on two Ollamas are lanes of their own: the machines may differ."""
+    fleet = await started(Town(one=OLLAMA, two=OLLAMA), "one", "two")
+    lanes = [status.lane for backend in fleet.backends for status in backend.lanes()]
+    assert len(lanes) == len({lane.id for lane in lanes}) == len({lane.fingerprint for lane in lanes}) == 4
     await fleet.aclose()
 
 
