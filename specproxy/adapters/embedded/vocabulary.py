@@ -12,6 +12,8 @@ from specproxy.errors import BackendError
 
 __all__ = ["Vocabulary"]
 
+PIECE = 64  # bytes; longer tokens are rare
+
 
 class Vocabulary:
     """A model's vocabulary, loaded without its weights: it stays when the weights are unloaded.
@@ -27,8 +29,9 @@ class Vocabulary:
         self.bos = int(lib.llama_vocab_bos(self.handle))
         self.eos = int(lib.llama_vocab_eos(self.handle))
         self.suppressed = self._suppressed()
-        self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
-        self._ends: dict[int, bool] = {}
+        # all at once: with the caches cold after a decode, asking for one token costs as much as fifty here
+        self._ends = frozenset(i for i in range(self.size) if lib.llama_vocab_is_eog(self.handle, i))
+        self._pieces = self._all_pieces()
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -40,29 +43,28 @@ class Vocabulary:
                 lib.llama_tokenize(self.handle, raw, len(raw), buffer, size, add_special, parse_special)
             )
             if count >= 0:
-                return buffer[:count]
+                return list(buffer[:count])
             if -count <= size:
                 raise BackendError("the text is too long for the tokenizer")
             size = -count
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes that a token stands for; control tokens are empty unless `special`."""
-        cache = self._pieces[special]
-        piece = cache.get(token)
-        if piece is None:
-            piece = cache[token] = self._read_piece(token, special)
-        return piece
+        """The bytes that a token stands for; control tokens are empty unless `special`.
+
+        Raises:
+            BackendError: there is no such token.
+        """
+        if not 0 <= token < self.size:
+            raise BackendError(f"token {token} is not in the vocabulary of {self.size}")
+        return self._read_piece(token, special=True) if special else self._pieces[token]
 
     def ends(self, token: int) -> bool:
         """Whether a token ends the generation."""
-        end = self._ends.get(token)
-        if end is None:
-            end = self._ends[token] = bool(lib.llama_vocab_is_eog(self.handle, token))
-        return end
+        return token in self._ends
 
-    def end_tokens(self) -> list[int]:
+    def end_tokens(self) -> frozenset[int]:
         """All tokens that end the generation."""
-        return [token for token in range(self.size) if self.ends(token)]
+        return self._ends
 
     def meta(self, key: str) -> str | None:
         """A metadata value of the file as text, or None."""
@@ -72,10 +74,16 @@ class Vocabulary:
         """Free it."""
         self._model.close()
 
-    def _read_piece(self, token: int, special: bool) -> bytes:
-        if not 0 <= token < self.size:
-            raise BackendError(f"token {token} is not in the vocabulary of {self.size}")
-        size = 64
+    def _all_pieces(self) -> list[bytes]:
+        buffer = ctypes.create_string_buffer(PIECE)
+        pieces: list[bytes] = []
+        for token in range(self.size):
+            count = lib.llama_token_to_piece(self.handle, token, buffer, PIECE, 0, False)
+            pieces.append(buffer.raw[:count] if count >= 0 else self._read_piece(token, special=False))
+        return pieces
+
+    def _read_piece(self, token: int, *, special: bool) -> bytes:
+        size = PIECE
         while True:
             buffer = ctypes.create_string_buffer(size)
             count = int(lib.llama_token_to_piece(self.handle, token, buffer, size, 0, special))
