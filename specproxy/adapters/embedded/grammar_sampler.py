@@ -50,7 +50,8 @@ class Grammar:
             ctypes.cast(candidates.ctypes.data, lib.llama_token_data_p), len(candidates), -1, False
         )
         lib.llama_sampler_apply(self._handle, ctypes.byref(array))
-        return candidates[candidates["logit"] != -np.inf]
+        legal: npt.NDArray[np.void] = candidates[candidates["logit"] != -np.inf]
+        return legal
 
     def accept(self, token: int) -> None:
         """Go on behind a token.

@@ -7,6 +7,7 @@ uses them; only `Vocabulary` may be shared, since llama.cpp never writes to a vo
 from __future__ import annotations
 
 import ctypes
+import importlib
 import threading
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -97,11 +98,10 @@ def _reason(lines: deque[str]) -> str:
 
 # --- multi-token prediction ----------------------------------------------------------------------------
 
-_nextn: Any
+_nextn: Any = None
 try:
-    from llama_cpp import llama_cpp_ext as _nextn
+    _nextn = importlib.import_module("llama_cpp.llama_cpp_ext")
 except (ImportError, AttributeError) as error:  # a private module: symbols come and go
-    _nextn = None
     _nextn_error = str(error)
 
 
@@ -211,6 +211,7 @@ class Model:
 def _address_of(function: Any) -> Any:
     """The same C function, giving the address alone: wrapping it into a pointer costs more than the call."""
     address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None, "a loaded function has an address"
     return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
 
 
@@ -243,7 +244,7 @@ class Batch:
         self._rows = np.zeros((size, width), np.float32) if width else None
         self._seq_at = self._seq.ctypes.data + np.arange(size, dtype=np.uintp) * self._seq.itemsize
         self._ramp = np.arange(size, dtype=np.int32)
-        self._items = tuple(memoryview(a) for a in (self._token, self._pos, self._seq, self._out))
+        self._items = tuple(a.data for a in (self._token, self._pos, self._seq, self._out))
         raw = lib.llama_batch()
         for field, array in (
             ("token", self._token),
@@ -409,7 +410,8 @@ class Context:
     def pooled(self, seq: int) -> Floats:
         """The pooled embedding of a sequence in the last decode, shape (n_embd,)."""
         pointer = lib.llama_get_embeddings_seq(self.handle, seq)
-        return self._view(ctypes.cast(pointer, ctypes.c_void_p).value, 1, self.model.n_embd)[0]
+        rows = self._view(ctypes.cast(pointer, ctypes.c_void_p).value, 1, self.model.n_embd)
+        return cast(Floats, rows[0])
 
     def want_hidden(self, on: bool, *, outputs_only: bool = False) -> None:
         """Give hidden rows from now on: of every token, or only of those that ask for logits."""
@@ -455,5 +457,5 @@ class Context:
             if len(self._views) > 64:
                 self._views.clear()
             raw = (ctypes.c_float * (rows * width)).from_address(address)
-            view = self._views[key] = np.frombuffer(raw, np.float32).reshape(rows, width)
+            view = self._views[key] = np.ctypeslib.as_array(raw).reshape(rows, width)
         return view
