@@ -38,6 +38,9 @@ $(ENGINE): $(BASE)
 
 setup: $(BASE) ## Make the virtual environment with all but the embedded engine
 
+demo-embedded: $(ENGINE) ## The demo on the embedded engine (compiles it once)
+	@$(RUN) -m benchmarks.demo --engine embedded
+
 demo: $(BASE) ## Proxy, real lanes and a real model: what was routed where, and what it gained
 	@$(RUN) -m benchmarks.demo
 
@@ -64,6 +67,9 @@ bench-classify: $(BASE) ## Accuracy of the classifier, and what its mistakes cos
 
 bench-learner: $(BASE) ## Simulated traffic: the policy beside its baselines
 	@$(RUN) -m benchmarks.bench_learner --worlds $(WORLDS)
+
+bench-engine: $(ENGINE) ## The embedded engine against llama-server, over HTTP
+	@$(RUN) -m benchmarks.bench_engine
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

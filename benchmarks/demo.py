@@ -1,7 +1,8 @@
 """`make demo`: the main job on a real model, then on a model whose best strategies are known.
 
 Starts `specproxy start` with managed lanes, sends a fresh mix of requests through it with the official openai
-client, and sends fresh prompts of the same kinds straight to every lane as the control, interleaved. Ends with
+client, and sends fresh prompts of the same kinds straight to every lane as the control, interleaved (with the
+embedded engine pinned through the proxy, which learns from them too). Ends with
 a table for each part: what was tried, what was chosen, and what it gained or lost. Losing numbers are shown as
 they are.
 
@@ -83,7 +84,7 @@ def run_part(
     return routed, control
 
 
-def real_part(n: int, seed: int, console: Console, state: Path) -> None:
+def real_part(n: int, seed: int, console: Console, state: Path, engine: str) -> None:
     """SmolLM2-135M: a trained model, with plain and n-gram lanes."""
     console.print("\n[bold]Part 1: SmolLM2-135M-Instruct, a real model[/bold]")
     model = smollm2("F16")
@@ -94,18 +95,17 @@ def real_part(n: int, seed: int, console: Console, state: Path) -> None:
     )
     rng = random.Random(seed)
     kinds = [k for k in workload.kinds() if k != "infill"]
-    mix = [Row(r.kind, r.request) for r in workload.build(n, seed, max_tokens=64, kinds=kinds)]
-    per_kind = CONTROLS * 2
-    pool = [
-        Row(r.kind, r.request)
-        for r in workload.build(len(kinds) * per_kind, seed + 1, max_tokens=64, kinds=kinds)
+    rows = [
+        Row(r.kind, {**r.request, "temperature": TEMPERATURES.get(r.kind, 0.0)})
+        for r in workload.build(n + len(kinds) * CONTROLS * 2, seed, max_tokens=64, kinds=kinds)
     ]
-    with started(["--model", str(model)], state=state, console=console) as proxy:
+    mix, pool = share_out(rows, CONTROLS * 2)
+    with started(["--model", str(model)], state=state, console=console, engine=engine) as proxy:
         routed, control = run_part("real model", proxy, mix, pool, rng, console)
         print_part(console, "SmolLM2-135M F16", routed, control)
 
 
-def synthetic_part(n: int, seed: int, console: Console, state: Path) -> None:
+def synthetic_part(n: int, seed: int, console: Console, state: Path, engine: str) -> None:
     """The calibrated model: the best strategy of every kind is known beforehand."""
     console.print("\n[bold]Part 2: synthetic[/bold], a model written to have known acceptance by kind of text")
     pair = calibrated(seed)
@@ -116,7 +116,7 @@ def synthetic_part(n: int, seed: int, console: Console, state: Path) -> None:
     rng = random.Random(seed)
     mix = synthetic.build(pair, n, rng)
     with started(
-        ["--model", str(pair.target), "--draft", str(pair.draft)], state=state, console=console
+        ["--model", str(pair.target), "--draft", str(pair.draft)], state=state, console=console, engine=engine
     ) as proxy:
         pool = synthetic.build(pair, len(synthetic.KINDS) * CONTROLS * len(proxy.lanes), rng)
         routed, control = run_part("synthetic", proxy, mix, pool, rng, console)
@@ -131,19 +131,20 @@ def main() -> None:
         "--seed", type=int, default=0, help="0 draws a new one, so that every run has fresh prompts"
     )
     parser.add_argument("--part", choices=["real", "synthetic", "both"], default="both")
+    parser.add_argument("--engine", choices=["managed", "embedded"], default="managed")
     args = parser.parse_args()
     console = Console()
     seed = args.seed or random.SystemRandom().randrange(1, 1_000_000)
     console.print(f"specproxy demo, seed {seed} (repeat with --seed {seed})")
     begun = time.monotonic()
-    parts: list[Callable[[int, int, Console, Path], None]] = []
+    parts: list[Callable[[int, int, Console, Path, str], None]] = []
     if args.part in ("real", "both"):
         parts.append(real_part)
     if args.part in ("synthetic", "both"):
         parts.append(synthetic_part)
     for part in parts:
         with tempfile.TemporaryDirectory(prefix="specproxy-demo-") as state:
-            part(args.requests, seed, console, Path(state))
+            part(args.requests, seed, console, Path(state), args.engine)
     console.print(f"\nDone in {time.monotonic() - begun:.0f} s.")
 
 

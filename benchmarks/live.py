@@ -56,7 +56,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Running:
-    """A started proxy: its address, and each lane's own (strategy name → URL)."""
+    """A started proxy: its address, and where each strategy is reached (its lane's own URL, or the proxy's)."""
 
     url: str
     lanes: dict[str, str] = field(default_factory=dict)
@@ -109,8 +109,8 @@ def started(
             status = wait_ready(url, child, log, 240)
             running = Running(url)
             for lane in status["lanes"]:
-                if lane["health"] == "ready" and lane.get("address"):
-                    running.lanes[lane["strategy"]] = lane["address"]
+                if lane["health"] == "ready":
+                    running.lanes[lane["strategy"]] = lane.get("address") or url
                 note = f": {lane['note']}" if lane.get("note") else ""
                 memory = lane.get("memory_bytes", 0) / 1e6
                 console.print(
@@ -126,8 +126,9 @@ def started(
 
 
 def send(base: str, row: Row, *, stream: bool, strategy: str = "") -> Sample:
-    """Send one chat request with the openai client; `strategy` names the lane where the reply does not."""
-    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+    """Send one chat request with the openai client, pinned to `strategy` if one is given."""
+    pin = {"X-Specproxy-Strategy": strategy} if strategy else {}
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, default_headers=pin)
     begun = time.perf_counter()
     kwargs: dict[str, Any] = {"model": "local", **row.request}
     extra = {k: kwargs.pop(k) for k in ("top_k", "min_p") if k in kwargs}
