@@ -1,0 +1,92 @@
+"""The whole program on real llama-servers: official clients, and routing that finds what is fastest."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import anthropic
+import openai
+import pytest
+from rich.console import Console
+
+from benchmarks import synthetic
+from benchmarks.live import Running, send, started
+from tests.support.calibrated import CalibratedPair, write_pair
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
+    """Large enough that decoding is bound by memory, as in the models that people run."""
+    return write_pair(tmp_path_factory.mktemp("pair"), embd=768, layers=10, seed=11)
+
+
+@pytest.fixture(scope="module")
+def proxy(pair: CalibratedPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """`specproxy start` with four managed lanes."""
+    state = tmp_path_factory.mktemp("state")
+    with started(
+        ["--model", str(pair.target), "--draft", str(pair.draft), "--ctx", "2048"],
+        state=state,
+        console=Console(quiet=True),
+        threads=1,
+    ) as running:
+        yield running
+
+
+def test_all_lanes_come_up(proxy: Running) -> None:
+    """The model has an MTP layer and a draft, so there is a lane for each strategy."""
+    assert set(proxy.lanes) == {"plain", "ngram", "draft", "mtp"}
+
+
+def test_openai_client(proxy: Running, pair: CalibratedPair) -> None:
+    """Chat, streamed and not, gives the text that the model is known to say, whatever the lane."""
+    client = openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="none")
+    prompt = [{"role": "user", "content": f"Explain this {pair.marker('prose', 3)}"}]
+    wanted = pair.text("prose", 24, 3)
+    for lane in proxy.lanes:
+        options = {"model": "m", "messages": prompt, "temperature": 0, "max_tokens": 24}
+        pin = {"X-Specproxy-Strategy": lane}
+        whole = client.chat.completions.create(**options, extra_headers=pin)  # type: ignore[call-overload]
+        assert whole.choices[0].message.content == wanted, lane
+        stream = client.chat.completions.create(**options, extra_headers=pin, stream=True)  # type: ignore[call-overload]
+        assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices) == wanted, lane
+    assert client.models.list().data
+
+
+def test_anthropic_client(proxy: Running, pair: CalibratedPair) -> None:
+    """/v1/messages passes, and is learned from by usage and wall clock."""
+    client = anthropic.Anthropic(base_url=proxy.url, api_key="none")
+    message = client.messages.create(
+        model="m",
+        max_tokens=16,
+        temperature=0,
+        messages=[{"role": "user", "content": f"Explain this {pair.marker('prose', 5)}"}],
+    )
+    assert message.content[0].type == "text"
+    assert message.content[0].text == pair.text("prose", 16, 5)
+
+
+def test_an_unknown_strategy_is_refused_in_the_clients_dialect(proxy: Running) -> None:
+    """The error names the strategies that exist."""
+    client = openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match="available strategies: draft, mtp, ngram, plain"):
+        client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "hi"}],
+            extra_headers={"X-Specproxy-Strategy": "warp"},
+        )
+
+
+def test_routing_finds_what_is_fastest(proxy: Running, pair: CalibratedPair) -> None:
+    """Text that repeats goes to n-gram, and JSON to a lane with a model's drafts, after some tries of each."""
+    rows = [r for r in synthetic.build(pair, 150, random.Random(3)) if r.kind in ("json", "code_edit")]
+    chosen: dict[str, list[str]] = {"json": [], "code_edit": []}
+    for row in rows:
+        chosen[row.kind].append(send(proxy.url, row, stream=True).strategy)
+    late = {kind: Counter(names[len(names) // 2 :]) for kind, names in chosen.items()}
+    assert late["code_edit"].most_common(1)[0][0] == "ngram", late
+    assert late["json"]["mtp"] + late["json"]["draft"] > sum(late["json"].values()) / 2, late
