@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from specproxy.adapters.base import UpstreamRequest
@@ -21,8 +20,8 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "unix": 0}
 class Endpoint:
     """An upstream's address. `prefix` stands before every request target, without a closing slash.
 
-    `strip_origin` is for Ollama on loopback, which answers 403 to pages that it does not list: Origin and
-    Referer of pages on this machine are dropped. Those of foreign pages stay, for the upstream to refuse.
+    `strip_origin` drops Origin and Referer, for Ollama on loopback, which answers 403 to pages that it does not
+    list. Whoever sets it has to check the origin itself, as `proxy.guard` does.
     """
 
     scheme: str  # http, https or unix
@@ -80,7 +79,7 @@ class Endpoint:
         target = (self.prefix + request.target).encode("utf-8", "surrogateescape")
         lines = [request.method.encode("ascii"), b" ", target, self._host_line]
         for name, value in request.headers:
-            if not (self.strip_origin and name.lower() in _ORIGIN_HEADERS and _is_local(value)):
+            if not (self.strip_origin and name.lower() in _ORIGIN_HEADERS):
                 lines += (name, b": ", value, b"\r\n")
         length = request.length if request.body is None else len(request.body)
         if length is None:
@@ -89,17 +88,3 @@ class Endpoint:
             lines.append(b"Content-Length: %d\r\n" % length)
         lines.append(b"\r\n")
         return b"".join(lines)
-
-
-def _is_local(origin: bytes) -> bool:
-    """Whether an Origin or Referer names a page that this machine serves."""
-    try:
-        host = urlsplit(origin.decode("ascii")).hostname or ""
-    except ValueError:
-        return False
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

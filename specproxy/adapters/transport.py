@@ -120,22 +120,31 @@ class HttpTransport:
 
     async def _connect(self) -> Connection:
         endpoint = self.endpoint
-        loop = asyncio.get_running_loop()
+        connection = Connection(self)
         try:
             async with asyncio.timeout(endpoint.connect_timeout_s):
-                if endpoint.scheme == "unix":
-                    made = await loop.create_unix_connection(lambda: Connection(self), endpoint.socket_path)
-                else:
-                    made = await loop.create_connection(
-                        lambda: Connection(self), endpoint.host, endpoint.port, ssl=self._tls_context()
-                    )
+                await self._establish(connection)
         except TimeoutError as error:
             message = f"no connection to {endpoint.url} within {endpoint.connect_timeout_s:g} s"
             raise UpstreamConnectError(message) from error
         except OSError as error:
             message = f"cannot connect to {endpoint.url}: {_reason(error)}"
             raise UpstreamConnectError(message) from error
-        return made[1]
+        return connection
+
+    async def _establish(self, connection: Connection) -> None:
+        endpoint = self.endpoint
+        loop = asyncio.get_running_loop()
+        try:
+            if endpoint.scheme == "unix":
+                await loop.create_unix_connection(lambda: connection, endpoint.socket_path)
+            else:
+                host, port, tls = endpoint.host, endpoint.port, self._tls_context()
+                await loop.create_connection(lambda: connection, host, port, ssl=tls)
+        except BaseException:
+            connection.drop()
+            connection.connection_lost(None)  # uvloop does not say so if it is cancelled behind connection_made
+            raise
 
     def _tls_context(self) -> ssl.SSLContext | None:
         if self._tls is None and self.endpoint.scheme == "https":

@@ -1,34 +1,40 @@
-"""The HTTP server in front: aiohttp's low-level server around `Handlers`, and a shutdown that drains.
-
-The low-level server is used because `web.Application` costs every request its routing, which has nothing to
-choose from here, and matches decoded paths.
-"""
+"""The server in front: listens, closes what is idle for too long, and drains on shutdown."""
 
 from __future__ import annotations
 
-from aiohttp import web
+import asyncio
 
+from specproxy.adapters.tasks import Tasks
 from specproxy.errors import ConfigError
 from specproxy.proxy.handlers import Handlers
+from specproxy.proxy.server import ClientConnection, ServerLimits
 
 __all__ = ["ProxyServer"]
 
-_LINE_LIMIT = 64 * 1024
-_HEADER_COUNT = 256
-_LAST_MOMENTS_S = 0.2  # for handlers to notice that they were cancelled
+_SWEEP_S = 5.0
+_LAST_MOMENTS_S = 1.0  # for the last bytes to reach their clients
 
 
 class ProxyServer:
-    """Listens, and hands every request to `handlers`. Start it in the event loop that it is to run in."""
+    """Listens, and hands every request to `handlers`."""
 
-    def __init__(self, handlers: Handlers) -> None:
+    def __init__(self, handlers: Handlers, limits: ServerLimits | None = None) -> None:
         self.handlers = handlers
-        self._runner: web.ServerRunner | None = None
+        self._limits = limits or ServerLimits()
+        self._tasks = Tasks()
+        self._connections: set[ClientConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Host and port of every listening socket."""
-        return [address[:2] for address in self._runner.addresses] if self._runner is not None else []
+        return [sock.getsockname()[:2] for sock in self._server.sockets] if self._server is not None else []
+
+    @property
+    def connections(self) -> int:
+        """Open client connections."""
+        return len(self._connections)
 
     async def start(self, host: str, port: int) -> None:
         """Listen on `host`; port 0 takes a free one.
@@ -36,36 +42,46 @@ class ProxyServer:
         Raises:
             ConfigError: the address cannot be listened on.
         """
-        runner = web.ServerRunner(
-            web.Server(
-                self.handlers.handle,
-                handler_cancellation=True,
-                auto_decompress=False,
-                access_log=None,
-                max_line_size=_LINE_LIMIT,
-                max_field_size=_LINE_LIMIT,
-                max_headers=_HEADER_COUNT,
-            ),
-            shutdown_timeout=_LAST_MOMENTS_S,
-        )
-        await runner.setup()
+        loop = asyncio.get_running_loop()
         try:
-            await web.TCPSite(runner, host, port, backlog=1024).start()
+            self._server = await loop.create_server(self._accept, host, port, backlog=1024)
         except (OSError, OverflowError) as error:
-            await runner.cleanup()
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise ConfigError(
-                f"cannot listen on {host}:{port}: {reason}", hint="choose another --port"
-            ) from error
-        self._runner = runner
+            message = f"cannot listen on {host}:{port}: {reason}"
+            raise ConfigError(message, hint="choose another --port") from error
+        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """Take no new requests, let those in flight end for up to `grace_s` seconds, then close. Idempotent."""
-        runner, self._runner = self._runner, None
-        if runner is None:
+        """Take no new connections, give requests in flight `grace_s` seconds to end, close. Idempotent."""
+        if self._server is None:
             return
-        for site in runner.sites:
-            await site.stop()
+        self._server.close()
+        self._server = None
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in [c for c in self._connections if not c.busy]:
+            connection.close()
         await self.handlers.drain(grace_s)
-        await runner.cleanup()
+        await self._tasks.aclose()
         await self.handlers.aclose()
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        """Close all; those whose client does not read are given up on after a moment."""
+        ending = [connection.ended for connection in self._connections]
+        for connection in list(self._connections):
+            connection.close()
+        if ending:
+            await asyncio.wait(ending, timeout=_LAST_MOMENTS_S)
+        for connection in list(self._connections):
+            connection.abort()
+            await connection.ended
+
+    def _accept(self) -> ClientConnection:
+        return ClientConnection(self.handlers.handle, self._tasks, self._limits, self._connections)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in list(self._connections):
+            connection.expire(loop.time())
+        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)

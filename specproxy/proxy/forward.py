@@ -7,12 +7,9 @@ moderate size. Everything else goes to the default lane as it comes: body stream
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-
-from aiohttp import web
 
 from specproxy.adapters.base import Headers, UpstreamRequest
 from specproxy.adapters.tasks import Tasks
@@ -28,6 +25,7 @@ from specproxy.proxy.bodies import pump, read_up_to, too_long
 from specproxy.proxy.client import RelayResponse
 from specproxy.proxy.dialects import read_facts
 from specproxy.proxy.headers import OWN_PREFIX, Inbound, header_value
+from specproxy.proxy.inbound import ClientRequest
 from specproxy.proxy.relay import Attempt, HeldBack
 from specproxy.proxy.router import Router, Ticket
 from specproxy.proxy.splice import splice
@@ -53,7 +51,7 @@ class Limits:
 class Call:
     """A client's request, and the response that it gets. `target` is the raw request target in origin form."""
 
-    request: web.BaseRequest
+    request: ClientRequest
     response: RelayResponse
     target: str
     inbound: Inbound
@@ -75,24 +73,22 @@ class Forwarder:
             BackendError: no upstream answered, or it broke off; `call.response.started` tells which.
             RequestError: the request cannot be served as asked.
         """
-        inbound, content = call.inbound, call.request.content
+        inbound, body = call.inbound, call.request.body
         if inbound.length is not None and inbound.length > self._limits.body:
             raise too_long(self._limits.body)
-        if inbound.expects_continue and not content.is_eof():
+        if inbound.expects_continue and not body.complete:
             call.response.interim(_CONTINUE)
         readable = call.dialect is not None and not inbound.encoded
-        if not readable or (inbound.length or 0) > self._limits.inspect:
-            pieces, whole = await read_up_to(content, 0) if content.is_eof() else ([], False)
-            await self._pass_on(call, pieces, whole)
+        if not body.complete and (not readable or (inbound.length or 0) > self._limits.inspect):
+            await self._pass_on(call, b"", False)
             return
-        pieces, whole = await read_up_to(content, self._limits.inspect)
+        data, whole = await read_up_to(body, self._limits.inspect)
         now = perf_counter()
-        body = b"".join(pieces)
-        facts = read_facts(call.dialect, body) if whole and call.dialect is not None else None
+        facts = read_facts(call.dialect, data) if whole and readable and call.dialect is not None else None
         if facts is None:
-            await self._pass_on(call, pieces, whole)
+            await self._pass_on(call, data, whole)
         else:
-            await self._route(call, facts, body, now)
+            await self._route(call, facts, data, now)
 
     # --- routed ---
 
@@ -112,7 +108,7 @@ class Forwarder:
             router.lane_failed(ticket.lane, error)
             raise
         except asyncio.CancelledError:
-            if call.response.connected:
+            if call.response.client.connected:
                 outcome = Outcome.TRUNCATED  # we are being shut down
             raise
         finally:
@@ -174,16 +170,15 @@ class Forwarder:
 
     # --- passed on unread ---
 
-    async def _pass_on(self, call: Call, pieces: Sequence[bytes], whole: bool) -> None:
-        """Relay without looking; `pieces` were read already, and are all of the body if `whole`."""
+    async def _pass_on(self, call: Call, data: bytes, whole: bool) -> None:
+        """Relay without looking; `data` was read already, and is all of the body if `whole`."""
         backend, lane = self._router.default()
         method = call.request.method
-        body = b"".join(pieces) if whole else None
         upstream = UpstreamRequest(
             method,
             call.target,
             _headers_for(lane, call.inbound.headers, ""),
-            body,
+            data if whole else None,
             call.inbound.length,
             replayable=whole and (method in _REPEATABLE or call.dialect is not None),
         )
@@ -191,7 +186,7 @@ class Forwarder:
         attempt.begin(partial(backend.open, upstream, lane))
         upload = None
         if not whole:
-            upload = self._tasks.spawn(self._upload(call, pieces, attempt), name="upload")
+            upload = self._tasks.spawn(self._upload(call, data, attempt), name="upload")
         try:
             await attempt.run()
         except BackendError as error:
@@ -202,10 +197,10 @@ class Forwarder:
                 upload.cancel()
                 await asyncio.wait((upload,))
 
-    async def _upload(self, call: Call, pieces: Sequence[bytes], attempt: Attempt) -> None:
+    async def _upload(self, call: Call, first: bytes, attempt: Attempt) -> None:
         assert attempt.exchange is not None
         try:
-            await pump(pieces, call.request.content, attempt.exchange, limit=self._limits.body)
+            await pump(first, call.request.body, attempt.exchange, limit=self._limits.body)
         except BackendError:
             return  # the response, or its failure, says what happened
         except RequestError as error:

@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Protocol
 
-from aiohttp import web
-
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import LaneUnavailable, RequestError, SpecproxyError
-from specproxy.proxy.bodies import read_up_to
+from specproxy.proxy.bodies import read_up_to, too_long
 from specproxy.proxy.client import RelayResponse
 from specproxy.proxy.dialects import dialect_of, render_error
 from specproxy.proxy.forward import Call, Forwarder, Limits, status_for
 from specproxy.proxy.headers import read_inbound
+from specproxy.proxy.inbound import ClientRequest, HeaderView
 from specproxy.proxy.router import Router
 
 __all__ = ["ADMIN_PREFIX", "AdminReply", "AdminRoutes", "Handlers", "origin_form"]
@@ -90,22 +89,18 @@ class Handlers:
         """End what still runs in the background."""
         await self._tasks.aclose()
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request. aiohttp cancels it when the client leaves."""
-        target = origin_form(request.raw_path)
+    async def handle(self, request: ClientRequest, response: RelayResponse) -> None:
+        """Answer one request. The server cancels it when the client leaves."""
+        target = origin_form(request.target)
         path = target.partition("?")[0]
-        if self._admin is not None and (path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")):
-            return await self._answer(self._admin, request, target)
-        inbound = read_inbound(request.raw_headers)
-        call = Call(request, RelayResponse(request), target, inbound, dialect_of(request.method, path))
+        inbound = read_inbound(request.headers)
+        call = Call(request, response, target, inbound, dialect_of(request.method, path))
         self._active += 1
         self._idle.clear()
         try:
             await self._serve(call)
         except SpecproxyError as error:
             self._refuse(call, error)
-        except ConnectionError:
-            call.response.cut()  # the client has gone
         except Exception:
             log.exception("a request could not be handled")
             self._refuse(call, SpecproxyError("specproxy failed to handle this request; its log says why"))
@@ -113,19 +108,23 @@ class Handlers:
             self._active -= 1
             if not self._active:
                 self._idle.set()
-        return call.response
 
     async def _serve(self, call: Call) -> None:
+        request = call.request
+        if request.fault is not None:
+            raise request.fault
+        path = call.target.partition("?")[0]
+        if self._admin is not None and (path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")):
+            await self._answer(self._admin, call)
+            return
         if self._guard is not None:
-            self._guard(call.request.headers)
-        if call.request.method == "CONNECT":
+            self._guard(HeaderView(request.headers))
+        if request.method == "CONNECT":
             raise RequestError("specproxy is not a forward proxy", status=405, code="method_not_allowed")
         if self._closing:
-            call.response.force_close()
+            call.response.keep_alive = False
             raise LaneUnavailable("specproxy is shutting down")
         await self._forwarder.forward(call)
-        if self._closing:
-            call.response.force_close()
 
     def _refuse(self, call: Call, error: SpecproxyError) -> None:
         """Answer with an error in the client's dialect, or cut a response short that has begun."""
@@ -133,19 +132,21 @@ class Handlers:
         if response.started:
             response.cut()
             return
-        if not call.request.content.is_eof():
-            response.force_close()  # what is left of the body would be taken for the next request
+        if not call.request.body.complete:
+            response.keep_alive = False  # what is left of the body would be taken for the next request
         path = call.target.partition("?")[0]
         status, headers, body = render_error(call.dialect, path, error, status_for(error))
         response.send(status, HTTPStatus(status).phrase.encode("ascii"), headers, body)
 
-    async def _answer(self, admin: AdminRoutes, request: web.BaseRequest, target: str) -> web.StreamResponse:
-        pieces, whole = await read_up_to(request.content, _MAX_ADMIN_BODY)
+    async def _answer(self, admin: AdminRoutes, call: Call) -> None:
+        body, whole = await read_up_to(call.request.body, _MAX_ADMIN_BODY)
         if not whole:
-            raise web.HTTPRequestEntityTooLarge(max_size=_MAX_ADMIN_BODY, actual_size=_MAX_ADMIN_BODY + 1)
-        reply = admin.handle(request.method, target, request.headers, b"".join(pieces))
-        headers = {"Content-Type": reply.content_type, **dict(reply.headers)}
-        return web.Response(status=reply.status, body=reply.body, headers=headers)
+            raise too_long(_MAX_ADMIN_BODY)
+        request = call.request
+        reply = admin.handle(request.method, call.target, HeaderView(request.headers), body)
+        given = (("Content-Type", reply.content_type), *reply.headers)
+        headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in given)
+        call.response.send(reply.status, HTTPStatus(reply.status).phrase.encode("ascii"), headers, reply.body)
 
 
 def origin_form(target: str) -> str:

@@ -55,7 +55,6 @@ class Attempt:
             BackendError: the exchange broke; `response.started` says whether the client has seen anything.
             SpecproxyError: what `give_up` was called with.
             HeldBack: a server error was held back.
-            ConnectionError: the client has gone.
         """
         exchange = self.exchange
         assert exchange is not None, "begin comes first"
@@ -64,7 +63,7 @@ class Attempt:
                 self._news = self._loop.create_future()
                 await self._news
                 if self._blocked:
-                    await self.response.drained()
+                    await self.response.client.drain()
                     self._blocked = False
                     exchange.resume()
         finally:
@@ -98,7 +97,7 @@ class Attempt:
         response.body(parts)
         if self.tap is not None:
             self._loop.call_soon(self.tap.feed, parts, perf_counter())
-        if response.blocked and not self._blocked:
+        if response.client.blocked and not self._blocked:
             assert self.exchange is not None
             self._blocked = True
             self.exchange.pause()

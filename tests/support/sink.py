@@ -12,7 +12,7 @@ __all__ = ["RecordingSink"]
 
 
 class RecordingSink:
-    """Calls in order: ``("head", ResponseHead)``, ``("data", (parts…))``, ``("end", trailers)``, ``("fail", error)``."""
+    """Calls in order, with what they brought: ``("head", ResponseHead)``, ``("data", (part, …))`` and so on."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []

@@ -1,0 +1,110 @@
+"""A client's request as it comes in: head, and a body that arrives piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from specproxy.adapters.base import Headers
+from specproxy.errors import RequestError
+
+__all__ = ["ClientRequest", "HeaderView", "RequestBody"]
+
+
+class RequestBody:
+    """Bytes of one request body. The connection feeds it; one reader reads it.
+
+    `on_level` is called with the number of bytes held whenever that changes, for back-pressure.
+    """
+
+    __slots__ = ("_error", "_on_level", "_pieces", "_waiter", "complete", "held")
+
+    def __init__(self, on_level: Callable[[int], None]) -> None:
+        self.complete = False  # the last byte has arrived
+        self._pieces: list[bytes] = []
+        self.held = 0  # bytes that were not read yet
+        self._on_level = on_level
+        self._error: RequestError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def read(self) -> bytes:
+        """What has arrived since the last call, at least a byte; empty at the end.
+
+        Raises:
+            RequestError: 400, the body is not well framed.
+        """
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                return b""
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self.take()
+
+    def take(self) -> bytes:
+        """What has arrived since the last call, without waiting."""
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        self._pieces = []
+        self.held = 0
+        self._on_level(0)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def feed(self, data: bytes) -> None:
+        """A piece has arrived."""
+        self._pieces.append(data)
+        self.held += len(data)
+        self._on_level(self.held)
+        self._wake()
+
+    def end(self) -> None:
+        """The last piece has arrived."""
+        self.complete = True
+        self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        """No more can be read."""
+        if not self.complete:
+            self._error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class HeaderView(Mapping[str, str]):
+    """Headers as text, looked up without regard to case; of a repeated header the first one."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, headers: Headers) -> None:
+        self._values: dict[str, str] = {}
+        for name, value in headers:
+            self._values.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@dataclass(slots=True)
+class ClientRequest:
+    """One request. `target` is the raw request target; a `fault` is why it cannot be served at all."""
+
+    method: str
+    target: str
+    headers: Headers
+    body: RequestBody
+    http10: bool = False
+    keep_alive: bool = True
+    fault: RequestError | None = field(default=None)
