@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.calibrated import CalibratedPair, write_pair
-from tests.support.processes import clean_env, leaks, run, settled, started
+from tests.support.command import clean_env, leaks, run, settled, started
 
 CANARY = "xylophone-canary-7421"  # must be found nowhere afterwards
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(120)]

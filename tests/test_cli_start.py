@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.command import COMMAND, clean_env, run, started, wait_healthy
 from tests.support.ports import free_port
-from tests.support.processes import COMMAND, clean_env, run, started, wait_healthy
 from tests.support.server import openai_like
 
 pytestmark = pytest.mark.timeout(60)  # processes of a busy machine take their time
