@@ -63,7 +63,7 @@ def test_anthropic_client(proxy: Running, pair: CalibratedPair) -> None:
     message = client.messages.create(
         model="m",
         max_tokens=16,
-        temperature=0,
+        extra_body={"temperature": 0},
         messages=[{"role": "user", "content": f"Explain this {pair.marker('prose', 5)}"}],
     )
     assert message.content[0].type == "text"
