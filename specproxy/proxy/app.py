@@ -80,8 +80,12 @@ class ProxyServer:
     def _accept(self) -> ClientConnection:
         return ClientConnection(self.handlers.handle, self._tasks, self._limits, self._connections)
 
+    def expire(self, now: float) -> None:
+        """Close connections that have been idle for too long; `now` is the loop's time."""
+        for connection in list(self._connections):
+            connection.expire(now)
+
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        for connection in list(self._connections):
-            connection.expire(loop.time())
+        self.expire(loop.time())
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)

@@ -15,6 +15,7 @@ from specproxy.errors import LaneUnavailable
 from specproxy.proxy.app import ProxyServer
 from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.router import Router
+from specproxy.proxy.server import ServerLimits
 from specproxy.records import Control, Decision, Lane, Observation, Situation, Strategy
 
 __all__ = ["Proxy", "ScriptedPolicy", "lane", "running_proxy"]
@@ -79,14 +80,17 @@ class Proxy:
 
 @asynccontextmanager
 async def running_proxy(
-    *backends: Backend | str, policy: ScriptedPolicy | None = None, grace_s: float = 0.0, **options: Any
+    *backends: Backend | str,
+    policy: ScriptedPolicy | None = None,
+    server_limits: ServerLimits | None = None,
+    **options: Any,
 ) -> AsyncIterator[Proxy]:
     """A proxy on a free port. A backend given as a URL gets one lane, plain or what follows ``#``."""
     built = [_backend(i, b) if isinstance(b, str) else b for i, b in enumerate(backends)]
     policy = policy or ScriptedPolicy()
     router = Router(built, policy, rng=np.random.default_rng(7))
     handlers = Handlers(router, **options)
-    server = ProxyServer(handlers)
+    server = ProxyServer(handlers, server_limits)
     await server.start("127.0.0.1", 0)
     proxy = Proxy(server.addresses[0][1], router, policy, handlers, server)
     router.on_observation(lambda seen, _: proxy.seen.append(seen))
@@ -95,7 +99,7 @@ async def running_proxy(
     try:
         yield proxy
     finally:
-        await server.stop(grace_s)
+        await server.stop(0.0)
         for backend in built:
             await backend.aclose()
 

@@ -1,0 +1,52 @@
+"""Requests in flight, and their mean over a request's time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specproxy.proxy.load import Load
+
+
+def test_one_alone() -> None:
+    """A request by itself sees a concurrency of 1."""
+    load = Load()
+    stay = load.enter(10.0)
+    assert load.in_flight == 1
+    assert load.leave(stay, 12.0) == 1.0
+    assert load.in_flight == 0
+
+
+def test_a_neighbour_counts_for_its_time() -> None:
+    """Two for half of the time is 1.5."""
+    load = Load()
+    first = load.enter(0.0)
+    second = load.enter(1.0)
+    assert load.leave(first, 2.0) == 1.5
+    assert load.leave(second, 3.0) == 1.5
+
+
+def test_no_time_at_all() -> None:
+    """A request that takes no time has the concurrency of its moment."""
+    load = Load()
+    load.enter(5.0)
+    assert load.leave(load.enter(5.0), 5.0) == 2.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 50)), min_size=1, max_size=12))
+def test_it_is_the_time_weighted_mean(spans: list[tuple[float, float]]) -> None:
+    """Whatever overlaps: the mean equals the overlaps with all others, added up, over one's own time."""
+    events = sorted(
+        [(start, 1, i) for i, (start, _) in enumerate(spans)]
+        + [(start + length, 0, i) for i, (start, length) in enumerate(spans)]
+    )
+    load, stays, means = Load(), {}, {}
+    for at, begins, i in events:
+        if begins:
+            stays[i] = load.enter(at)
+        else:
+            means[i] = load.leave(stays[i], at)
+    for i, (start, length) in enumerate(spans):
+        overlap = sum(max(0.0, min(start + length, a + n) - max(start, a)) for a, n in spans)
+        assert means[i] == pytest.approx(max(1.0, overlap / length), rel=1e-6)

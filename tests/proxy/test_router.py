@@ -1,0 +1,397 @@
+"""Routing without sockets: which lanes a request may use, and the one Observation that comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specproxy.adapters.fake import FakeBackend
+from specproxy.errors import LaneUnavailable, RequestError, UpstreamClosed
+from specproxy.proxy.router import Router
+from specproxy.proxy.tap import ReplyFacts
+from specproxy.records import (
+    Control,
+    Decision,
+    Dialect,
+    Health,
+    Lane,
+    Observation,
+    Outcome,
+    RequestFacts,
+    TimingSource,
+    Turn,
+)
+from tests.support.proxy import ScriptedPolicy, lane
+
+FACTS = RequestFacts(Dialect.OPENAI_CHAT, model="m", turns=(Turn("user", "hello there"),))
+
+
+class Setup:
+    """A router over backends, and what its listeners heard."""
+
+    def __init__(self, *backends: FakeBackend, wanted: str = "plain", **options: Any) -> None:
+        self.policy = ScriptedPolicy(wanted)
+        given: dict[str, Any] = {"rng": np.random.default_rng(1), "wall": lambda: 1000.0} | options
+        self.router = Router(backends, self.policy, **given)
+        self.seen: list[Observation] = []
+        self.decisions: list[Decision | None] = []
+        self.router.on_observation(lambda seen, _: self.seen.append(seen))
+        self.router.on_observation(lambda _, decision: self.decisions.append(decision))
+
+
+def backend(name: str, *lanes: Lane) -> FakeBackend:
+    return FakeBackend(name, lanes or [lane(name), lane(name, "ngram"), lane(name, "mtp")])
+
+
+# --- which lanes ---------------------------------------------------------------------------------
+
+
+def test_lanes_of_the_models_target_only() -> None:
+    """A request sees the lanes that name its model, not those of other targets."""
+    small = lane("a", target="small", models=frozenset({"small", "s"}))
+    large = [lane("b", s, target="large", models=frozenset({"large"})) for s in ("plain", "ngram")]
+    setup = Setup(backend("a", small), backend("b", *large))
+    for model, expected in (("large", ["b/plain", "b/ngram"]), ("s", ["a/plain"])):
+        setup.router.route(dataclasses.replace(FACTS, model=model), pin=None, now=0.0)
+        assert [s.lane.id for s in setup.policy.situations[-1].lanes] == expected
+
+
+def test_lanes_that_name_a_model_come_before_those_that_take_any() -> None:
+    """A server that takes any name does not get what another one names."""
+    setup = Setup(backend("any", lane("any", target="t")), backend("b", lane("b", models=frozenset({"m"}))))
+    assert setup.router.route(FACTS, pin=None, now=0.0).lane.id == "b/plain"
+    other = setup.router.route(dataclasses.replace(FACTS, model="x"), pin=None, now=0.0)
+    assert other.lane.id == "any/plain"
+
+
+def test_a_request_without_a_model_goes_to_the_first_target() -> None:
+    """llama-server does not need a name."""
+    setup = Setup(backend("a", lane("a", models=frozenset({"m"}))), backend("b"))
+    assert setup.router.route(dataclasses.replace(FACTS, model=None), pin=None, now=0.0).lane.id == "a/plain"
+
+
+def test_a_model_that_nobody_names_goes_to_the_default_lane() -> None:
+    """The upstream's own error is the truth; it is observed, and teaches nothing."""
+    setup = Setup(backend("a", lane("a", models=frozenset({"m"}))))
+    ticket = setup.router.route(dataclasses.replace(FACTS, model="gone"), pin=None, now=0.0)
+    assert (ticket.lane.id, ticket.decision.rule) == ("a/plain", "unknown_model")
+    setup.router.finish(ticket, Outcome.ERROR, now=1.0, status=404)
+    assert [seen.rule for seen in setup.seen] == ["unknown_model"]
+    assert setup.policy.learned == []
+
+
+def test_only_ready_lanes_are_offered() -> None:
+    """The policy does not see lanes that cannot take the request."""
+    fake = backend("a")
+    fake.mark("a/ngram", Health.UNHEALTHY)
+    fake.mark("a/mtp", Health.QUARANTINED)
+    setup = Setup(fake)
+    setup.router.route(FACTS, pin=None, now=0.0)
+    assert [s.lane.id for s in setup.policy.situations[0].lanes] == ["a/plain"]
+
+
+@pytest.mark.parametrize("health", [Health.UNHEALTHY, Health.STARTING])
+def test_without_a_ready_lane_plain_is_tried(health: Health) -> None:
+    """Health may lag behind the server; the connection tells."""
+    fake = backend("a", lane("a", "ngram"), lane("a"))
+    for status in fake.lanes():
+        fake.mark(status.lane.id, health)
+    ticket = Setup(fake).router.route(FACTS, pin=None, now=0.0)
+    assert (ticket.lane.id, ticket.decision.rule) == ("a/plain", "unready")
+
+
+@pytest.mark.parametrize("health", [Health.QUARANTINED, Health.DROPPED, Health.STOPPED])
+def test_some_lanes_are_never_tried(health: Health) -> None:
+    """A quarantined, dropped or stopped lane takes nothing; the refusal is observed once."""
+    fake = backend("a", lane("a"))
+    fake.mark("a/plain", health)
+    setup = Setup(fake)
+    with pytest.raises(LaneUnavailable, match=str(health)):
+        setup.router.route(FACTS, pin=None, now=0.0)
+    assert [(seen.outcome, seen.lane, seen.status) for seen in setup.seen] == [(Outcome.UNREACHABLE, "", 503)]
+    assert setup.router.load.in_flight == 0
+
+
+# --- the default lane ----------------------------------------------------------------------------
+
+
+def test_the_default_is_plain_on_the_primary_backend() -> None:
+    """Unless another backend is named, the first one."""
+    a, b = backend("a", lane("a", "ngram"), lane("a")), backend("b")
+    assert Setup(a, b).router.default()[1].id == "a/plain"
+    assert Setup(a, b, primary="b").router.default()[1].id == "b/plain"
+    a.mark("a/plain", Health.UNHEALTHY)
+    assert Setup(a, b).router.default()[1].id == "a/ngram"
+
+
+def test_a_backend_without_lanes_still_takes_what_is_not_routed() -> None:
+    """An Ollama without models can be asked to pull one."""
+    fake = FakeBackend("a", [])
+    found, default = Setup(fake).router.default()
+    assert found is fake
+    assert default.strategy.is_plain
+
+
+def test_without_backends_there_is_no_default() -> None:
+    """Nothing is configured, and that is what it says."""
+    with pytest.raises(LaneUnavailable, match="upstream"):
+        Setup().router.default()
+
+
+# --- pins and policies ---------------------------------------------------------------------------
+
+
+def test_a_pin_reaches_the_policy() -> None:
+    """The situation carries it, with what else a decision may depend on."""
+    setup = Setup(backend("a"))
+    ticket = setup.router.route(dataclasses.replace(FACTS, max_tokens=9), pin="mtp", now=0.0)
+    assert ticket.lane.id == "a/mtp"
+    situation = setup.policy.situations[0]
+    assert (situation.pin, situation.at, situation.max_tokens, situation.in_flight) == ("mtp", 1000.0, 9, 1)
+    assert situation.prompt_tokens == FACTS.prompt_tokens_estimate
+    assert situation.request_id == ticket.id
+
+
+def test_an_unknown_pin_is_the_clients_fault() -> None:
+    """400 with the names that exist; observed once, and nothing stays in flight."""
+    setup = Setup(backend("a"))
+    with pytest.raises(RequestError, match="plain, ngram, mtp") as raised:
+        setup.router.route(FACTS, pin="eagle", now=0.0)
+    assert raised.value.status == 400
+    assert [(seen.outcome, seen.rule, seen.status) for seen in setup.seen] == [(Outcome.ERROR, "pin", 400)]
+    assert setup.router.load.in_flight == 0
+
+
+def test_a_policy_without_a_lane_is_not_the_clients_fault() -> None:
+    """Without a pin it is 503."""
+    setup = Setup(backend("a"), wanted="eagle")
+    with pytest.raises(LaneUnavailable):
+        setup.router.route(FACTS, pin=None, now=0.0)
+
+
+def test_a_policy_that_fails_costs_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    """A bug in a decision is logged, and plain answers."""
+    setup = Setup(backend("a", lane("a", "ngram"), lane("a")))
+    setup.policy.error = ZeroDivisionError("bug")
+    ticket = setup.router.route(FACTS, pin=None, now=0.0)
+    assert (ticket.lane.id, ticket.decision.rule) == ("a/plain", "policy_failed")
+    assert "the policy failed" in caplog.text
+
+
+# --- in flight -----------------------------------------------------------------------------------
+
+
+def test_requests_in_flight_are_counted_by_lane_and_machine() -> None:
+    """Lanes say what is on them; the situation counts the whole machine."""
+    setup = Setup(backend("a"), backend("b", lane("b", target="other", models=frozenset({"b"}))))
+    tickets = [
+        setup.router.route(FACTS, pin="plain", now=0.0),
+        setup.router.route(FACTS, pin="mtp", now=0.0),
+        setup.router.route(dataclasses.replace(FACTS, model="b"), pin=None, now=0.0),
+        setup.router.route(FACTS, pin="mtp", now=0.0),
+    ]
+    counts = {s.lane.id: s.in_flight for s in setup.router.lanes()}
+    assert counts == {"a/plain": 1, "a/ngram": 0, "a/mtp": 2, "b/plain": 1}
+    assert [s.in_flight for s in setup.policy.situations] == [1, 2, 3, 4]
+    for ticket in tickets:
+        setup.router.finish(ticket, Outcome.COMPLETE, now=1.0)
+    assert {s.in_flight for s in setup.router.lanes()} == {0}
+
+
+def test_concurrency_is_a_mean_over_time() -> None:
+    """A neighbour on another lane for half of the time makes 1.5."""
+    setup = Setup(backend("a"))
+    first = setup.router.route(FACTS, pin="plain", now=0.0)
+    second = setup.router.route(FACTS, pin="mtp", now=1.0)
+    assert setup.router.finish(first, Outcome.COMPLETE, now=2.0).concurrency == 1.5
+    assert setup.router.finish(second, Outcome.COMPLETE, now=2.0).concurrency == 2.0
+
+
+# --- observations --------------------------------------------------------------------------------
+
+
+def test_an_observation_says_what_happened() -> None:
+    """Every field from the decision, the reply or the clock."""
+    setup = Setup(backend("a"), wanted="ngram")
+    ticket = setup.router.route(dataclasses.replace(FACTS, stream=True), pin=None, now=10.0)
+    reply = ReplyFacts(
+        prompt_tokens=7,
+        cached_tokens=2,
+        output_tokens=20,
+        prefill_s=0.1,
+        decode_s=0.5,
+        draft_tokens=30,
+        accepted_tokens=12,
+        load_s=0.2,
+        ttft_at=10.4,
+        source=TimingSource.SERVER,
+        complete=True,
+        weight=0.9,
+    )
+    seen = setup.router.finish(ticket, Outcome.COMPLETE, now=11.0, status=200, reply=reply)
+    assert dataclasses.replace(seen, ttft_s=round(seen.ttft_s or 0, 6)) == Observation(
+        request_id=ticket.id,
+        at=1000.0,
+        workload=ticket.workload,
+        lane="a/ngram",
+        strategy="ngram",
+        fingerprint="fp-a",
+        target="m",
+        outcome=Outcome.COMPLETE,
+        rule="scripted",
+        status=200,
+        streamed=True,
+        source=TimingSource.SERVER,
+        ttft_s=0.4,
+        total_s=1.0,
+        prompt_tokens=7,
+        cached_tokens=2,
+        output_tokens=20,
+        prefill_s=0.1,
+        decode_s=0.5,
+        draft_tokens=30,
+        accepted_tokens=12,
+        load_s=0.2,
+        concurrency=1.0,
+        repeat=False,
+        propensity=0.5,
+        weight=0.9,
+    )
+    assert setup.seen == setup.policy.learned == [seen]
+    assert setup.decisions == [ticket.decision]
+
+
+def test_request_ids_differ() -> None:
+    """Within a run and between runs."""
+    ids = set()
+    for seed in range(3):
+        setup = Setup(backend("a"), rng=np.random.default_rng(seed))
+        ids |= {setup.router.route(FACTS, pin=None, now=0.0).id for _ in range(3)}
+    assert len(ids) == 9
+
+
+def test_repeated_prompts_are_marked() -> None:
+    """The second request with the same prompt for the same model is a repeat; a preview does not count."""
+    setup = Setup(backend("a"))
+    setup.router.preview(FACTS)
+    first = setup.router.route(FACTS, pin=None, now=0.0)
+    setup.router.preview(FACTS)
+    second = setup.router.route(FACTS, pin=None, now=0.0)
+    assert [s.repeat for s in setup.policy.situations] == [False, False, True, True]
+    assert not setup.router.finish(first, Outcome.COMPLETE, now=1.0).repeat
+    assert setup.router.finish(second, Outcome.COMPLETE, now=1.0).repeat
+
+
+def test_a_preview_leaves_no_trace() -> None:
+    """Explaining counts nothing, and the policy is not told of a request."""
+    setup = Setup(backend("a"), wanted="mtp")
+    decision = setup.router.preview(FACTS, pin="ngram")
+    assert decision.lane.id == "a/ngram"
+    assert setup.policy.situations[0].request_id == ""
+    assert setup.router.load.in_flight == 0
+    assert setup.seen == []
+
+
+def test_a_listener_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """Its failure is logged."""
+    setup = Setup(backend("a"))
+    later: list[Observation] = []
+
+    def broken(seen: Observation, decision: Decision | None) -> None:
+        raise RuntimeError("bug")
+
+    setup.router.on_observation(broken)
+    setup.router.on_observation(lambda seen, _: later.append(seen))
+    setup.router.finish(setup.router.route(FACTS, pin=None, now=0.0), Outcome.COMPLETE, now=1.0)
+    assert len(later) == 1
+    assert "a listener failed" in caplog.text
+
+
+def test_a_ticket_is_finished_once() -> None:
+    """Exactly one Observation a request is a promise, so a second one is a bug."""
+    setup = Setup(backend("a"))
+    ticket = setup.router.route(FACTS, pin=None, now=0.0)
+    setup.router.finish(ticket, Outcome.COMPLETE, now=1.0)
+    with pytest.raises(AssertionError):
+        setup.router.finish(ticket, Outcome.COMPLETE, now=1.0)
+
+
+def test_tickets_hold_no_prompt() -> None:
+    """Nothing that outlives the decision can show what was asked."""
+    setup = Setup(backend("a"))
+    ticket = setup.router.route(FACTS, pin=None, now=0.0)
+    assert "hello there" not in repr(ticket)
+    held = [getattr(ticket, name) for name in type(ticket).__slots__]
+    assert not any(isinstance(value, RequestFacts) for value in held)
+
+
+# --- falling back --------------------------------------------------------------------------------
+
+
+def test_a_failed_lane_falls_back_to_plain_once() -> None:
+    """The observation is plain's; the failed lane is free again."""
+    setup = Setup(backend("a"), wanted="mtp")
+    ticket = setup.router.route(FACTS, pin=None, now=0.0)
+    assert ticket.plain is not None
+    assert setup.router.fall_back(ticket, "refused")
+    assert (ticket.lane.id, ticket.decision.rule) == ("a/plain", "fallback")
+    assert "a/mtp failed (refused)" in ticket.decision.reason
+    assert {s.lane.id: s.in_flight for s in setup.router.lanes()} == {"a/plain": 1, "a/ngram": 0, "a/mtp": 0}
+    assert not setup.router.fall_back(ticket, "again")
+    seen = setup.router.finish(ticket, Outcome.COMPLETE, now=1.0)
+    assert (seen.lane, seen.strategy, seen.rule) == ("a/plain", "plain", "fallback")
+    assert {s.in_flight for s in setup.router.lanes()} == {0}
+
+
+def test_plain_has_nothing_to_fall_back_to() -> None:
+    """A request on plain is not sent to plain again; nor to a plain lane that is not ready."""
+    setup = Setup(backend("a"))
+    assert setup.router.route(FACTS, pin=None, now=0.0).plain is None
+    fake = backend("b", lane("b"), lane("b", "mtp"))
+    fake.mark("b/plain", Health.UNHEALTHY)
+    assert Setup(fake, wanted="mtp").router.route(FACTS, pin=None, now=0.0).plain is None
+
+
+def test_lane_errors_are_told() -> None:
+    """Whoever watches over health hears of failures at once."""
+    setup = Setup(backend("a"))
+    heard: list[tuple[str, str]] = []
+    setup.router.on_lane_error(lambda lane, error: heard.append((lane.id, error.message)))
+    setup.router.lane_failed(lane("a"), UpstreamClosed("gone"))
+    assert heard == [("a/plain", "gone")]
+
+
+# --- tokens per event ----------------------------------------------------------------------------
+
+
+def test_tokens_per_event_are_learned_from_counted_streams() -> None:
+    """Streams with usage teach what an event stands for on this lane; others, and short ones, do not."""
+    setup = Setup(backend("a"))
+    here = lane("a")
+    assert setup.router.tokens_per_event(here) == 1.0
+
+    def stream(source: TimingSource, tokens: int, events: int, outcome: Outcome = Outcome.COMPLETE) -> None:
+        ticket = setup.router.route(FACTS, pin=None, now=0.0)
+        reply = ReplyFacts(output_tokens=tokens, source=source, complete=True)
+        setup.router.finish(ticket, outcome, now=1.0, reply=reply, events=events)
+
+    stream(TimingSource.ESTIMATE, 900, 9)
+    stream(TimingSource.USAGE, 400, 4)
+    stream(TimingSource.USAGE, 900, 9, Outcome.CLIENT_GONE)
+    assert setup.router.tokens_per_event(here) == 1.0
+    for _ in range(200):
+        stream(TimingSource.SERVER, 30, 10)
+    assert setup.router.tokens_per_event(here) == pytest.approx(3.0, rel=0.01)
+    assert setup.router.tokens_per_event(lane("a", "mtp")) == 1.0
+
+
+def test_a_lane_has_a_backend() -> None:
+    """Tickets carry the backend that opens the exchange."""
+    a, b = backend("a"), backend("b", lane("b", "ngram", control=Control.RELOAD))
+    setup = Setup(a, b)
+    setup.router.set_backends([b])
+    assert setup.router.backends == (b,)
+    assert setup.router.route(FACTS, pin="ngram", now=0.0).backend is b

@@ -1,0 +1,305 @@
+"""The listening side: admission, our own routes, idle connections, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from specproxy.errors import ConfigError, RequestError
+from specproxy.proxy.app import ProxyServer
+from specproxy.proxy.forward import Limits
+from specproxy.proxy.handlers import origin_form
+from specproxy.proxy.inbound import HeaderView
+from specproxy.proxy.server import ServerLimits
+from specproxy.records import Outcome
+from tests.support.client import RawClient, post
+from tests.support.loops import both_loops
+from tests.support.proxy import running_proxy
+from tests.support.relay import CHAT, EVENTS, GET, Recorder, settled
+from tests.support.upstream import Conn, Upstream, chunk, chunked
+
+
+@dataclass
+class Reply:
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Admin:
+    """Answers with what it was asked."""
+
+    def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        return Reply(
+            201, f"{method} {target} {headers.get('x-a')} {body!r}".encode(), "text/plain", (("X-B", "2"),)
+        )
+
+
+# --- admission and our own routes ----------------------------------------------------------------
+
+
+@both_loops
+async def test_our_own_routes_do_not_go_upstream() -> None:
+    """Everything under /specproxy/ is answered here, /specproxyish is not."""
+    recorder = Recorder()
+    async with (
+        Upstream(recorder) as upstream,
+        running_proxy(upstream.url, admin=Admin()) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        reply = await client.ask(post("/specproxy/api/x?y=1", b"body", b"X-A: 1"))
+        body = b"POST /specproxy/api/x?y=1 1 b'body'"
+        head = b"HTTP/1.1 201 Created\r\nContent-Type: text/plain\r\nX-B: 2\r\n"
+        head += b"Content-Length: %d\r\n\r\n"
+        assert (reply.head, reply.body) == (head % len(body), body)
+        assert (await client.ask(b"GET /specproxy HTTP/1.1\r\nHost: x\r\n\r\n")).status == 201
+        assert (await client.ask(b"HEAD /specproxy/ HTTP/1.1\r\nHost: x\r\n\r\n", head_only=True)).status == 201
+        assert (await client.ask(b"GET /specproxyish HTTP/1.1\r\nHost: x\r\n\r\n")).status == 200
+        assert [seen.request_line for seen in recorder.seen] == [b"GET /specproxyish HTTP/1.1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"), [("/v1/chat/completions", b'"type":'), ("/api/chat", b'{"error":"')]
+)
+@both_loops
+async def test_a_guard_keeps_requests_out(path: str, shape: bytes) -> None:
+    """What it refuses gets its error in the client's dialect, and nothing goes upstream."""
+
+    def guard(headers: Mapping[str, str]) -> None:
+        if headers.get("HOST") != "good":
+            raise RequestError("not you", status=403)
+
+    recorder = Recorder()
+    async with (
+        Upstream(recorder) as upstream,
+        running_proxy(upstream.url, guard=guard) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        reply = await client.ask(post(path, CHAT))
+        assert reply.status == 403
+        assert shape in reply.body
+        assert recorder.seen == []
+        assert (await client.ask(b"GET / HTTP/1.1\r\nHost: good\r\n\r\n")).status == 200
+
+
+@both_loops
+async def test_connect_is_refused() -> None:
+    """It is no forward proxy."""
+    async with running_proxy("http://127.0.0.1:1") as proxy, await RawClient.connect(proxy.port) as client:
+        reply = await client.ask(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
+        assert reply.status == 405
+
+
+@both_loops
+async def test_a_bug_is_an_error_reply(caplog: pytest.LogCaptureFixture) -> None:
+    """An unforeseen exception is logged and answered with 500; the connection lives on."""
+
+    def guard(headers: Mapping[str, str]) -> None:
+        if "X-Bug" in headers:
+            raise ZeroDivisionError("bug")
+
+    async with (
+        Upstream(Recorder()) as upstream,
+        running_proxy(upstream.url, guard=guard) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        reply = await client.ask(b"GET / HTTP/1.1\r\nHost: x\r\nX-Bug: 1\r\n\r\n")
+        assert reply.status == 500
+        assert b"ZeroDivision" not in reply.body
+        assert "could not be handled" in caplog.text
+        assert (await client.ask(GET)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "origin"),
+    [
+        ("/a?b", "/a?b"),
+        ("*", "*"),
+        ("http://h/a//b?c", "/a//b?c"),
+        ("http://h", "/"),
+        ("https://h?x=http://i/", "/?x=http://i/"),
+        ("/x?u=http://h/", "/x?u=http://h/"),
+        ("h:80", "h:80"),
+    ],
+)
+def test_origin_form(target: str, origin: str) -> None:
+    """Absolute targets lose their authority."""
+    assert origin_form(target) == origin
+
+
+def test_headers_are_looked_up_without_case() -> None:
+    """And of a repeated header the first counts, so that a second cannot replace what was checked."""
+    view = HeaderView(((b"HOST", b"a"), (b"Host", b"b"), (b"X-\xff", b"\xfe")))
+    assert view["host"] == view["Host"] == "a"
+    assert view.get("nothing") is None
+    assert len(view) == 2
+    assert set(view) == {"host", "x-ÿ"}
+
+
+# --- idle and lingering connections --------------------------------------------------------------
+
+
+@both_loops
+async def test_idle_connections_are_closed_in_time() -> None:
+    """One that waits between requests, and one that does not finish its head; a busy one stays."""
+    limits = ServerLimits(head_s=10.0, idle_s=30.0)
+    async with (
+        Upstream(lambda conn: conn.gone()) as upstream,
+        running_proxy(upstream.url, server_limits=limits) as proxy,
+        await RawClient.connect(proxy.port) as idle,
+        await RawClient.connect(proxy.port) as slow,
+        await RawClient.connect(proxy.port) as busy,
+    ):
+        await slow.send(b"GET / HTTP/1.1\r\nHo")
+        await busy.send(GET)
+        await settled(lambda: proxy.handlers.active == 1 and proxy.server.connections == 3)
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.02)
+        proxy.server.expire(now + 9.0)
+        assert proxy.server.connections == 3
+        proxy.server.expire(now + 20.0)
+        assert await slow.rest() == b""
+        assert proxy.server.connections == 2
+        proxy.server.expire(now + 40.0)
+        assert await idle.rest() == b""
+        assert proxy.server.connections == 1
+
+
+@both_loops
+async def test_an_unread_request_does_not_destroy_its_answer() -> None:
+    """A client that is still sending gets the whole refusal, though nobody reads its body."""
+    async with (
+        Upstream(Recorder()) as upstream,
+        running_proxy(upstream.url, limits=Limits(body=1000)) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        await client.send(post("/x", b"y" * 10_000_000)[:100_000])
+        reply = await client.reply()
+        assert reply.status == 413
+        for _ in range(20):
+            await client.send(b"y" * 100_000)
+        assert await client.rest() == b""
+
+
+@both_loops
+async def test_lingering_ends() -> None:
+    """A client that goes on sending for ever is cut off."""
+    async with (
+        Upstream(Recorder()) as upstream,
+        running_proxy(
+            upstream.url, limits=Limits(body=1000), server_limits=ServerLimits(linger_s=0.05)
+        ) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        await client.send(post("/x", b"y" * 10_000_000)[:2000])
+        assert (await client.reply()).status == 413
+        await settled(lambda: proxy.server.connections == 0)
+
+
+# --- listening and shutdown ----------------------------------------------------------------------
+
+
+@both_loops
+async def test_a_taken_port_is_a_config_error() -> None:
+    """It says which address, and what to do."""
+    async with running_proxy("http://127.0.0.1:1") as proxy:
+        second = ProxyServer(proxy.handlers)
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{proxy.port}.*--port"):
+            await second.start("127.0.0.1", proxy.port)
+        await second.stop()
+
+
+@both_loops
+async def test_shutdown_lets_streams_end() -> None:
+    """A stream in flight goes on to its end; new requests are told to come back; idle connections close."""
+    go_on = asyncio.Event()
+
+    async def script(conn: Conn) -> None:
+        await conn.request()
+        await conn.send(EVENTS + chunk(b"data: 1\n\n"))
+        await go_on.wait()
+        await conn.send(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
+
+    async with (
+        Upstream(script) as upstream,
+        running_proxy(upstream.url) as proxy,
+        await RawClient.connect(proxy.port) as streaming,
+        await RawClient.connect(proxy.port) as idle,
+    ):
+        await streaming.send(post("/v1/chat/completions", CHAT))
+        await streaming.head()
+        await settled(lambda: proxy.server.connections == 2)
+        stopping = asyncio.create_task(proxy.server.stop(10.0))
+        assert await idle.rest() == b""
+        with pytest.raises(ConnectionError):
+            await RawClient.connect(proxy.port)
+        assert not stopping.done()
+        go_on.set()
+        assert await streaming.rest() == chunk(b"data: 1\n\n") + chunked(b"data: 2\n\n")
+        await stopping
+
+
+@both_loops
+async def test_requests_during_shutdown_are_refused() -> None:
+    """503 in the client's dialect, and the connection closes."""
+    async with (
+        Upstream(Recorder()) as upstream,
+        running_proxy(upstream.url) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        assert await proxy.handlers.drain(1.0)
+        reply = await client.ask(post("/api/chat", CHAT))
+        assert (reply.status, reply.values(b"connection")) == (503, [b"close"])
+        assert b"shutting down" in reply.body
+
+
+@both_loops
+async def test_shutdown_does_not_wait_for_ever() -> None:
+    """After the grace period streams are cut, upstreams are let go, and nothing is left."""
+    closed = asyncio.Event()
+
+    async def script(conn: Conn) -> None:
+        await conn.request()
+        await conn.send(EVENTS + chunk(b"data: 1\n\n"))
+        await conn.gone()
+        closed.set()
+
+    async with (
+        Upstream(script) as upstream,
+        running_proxy(upstream.url) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        await client.send(post("/v1/chat/completions", CHAT))
+        await client.head()
+        await proxy.server.stop(0.05)
+        assert await client.rest() == chunk(b"data: 1\n\n")
+        await closed.wait()
+        assert proxy.server.connections == 0
+        assert [seen.outcome for seen in proxy.seen] == [Outcome.TRUNCATED]
+
+
+@both_loops
+async def test_many_clients_at_once() -> None:
+    """Hundreds of requests at the same time all get their own answers, and leave nothing behind."""
+
+    async def script(conn: Conn) -> None:
+        while True:
+            seen = await conn.request()
+            await conn.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(seen.body), seen.body))
+
+    async def one(port: int, i: int) -> None:
+        async with await RawClient.connect(port) as client:
+            for j in range(3):
+                body = b'{"model":"m","messages":[],"user":"%d-%d"}' % (i, j)
+                assert (await client.ask(post("/v1/chat/completions", body))).body == body
+
+    async with Upstream(script) as upstream, running_proxy(upstream.url) as proxy:
+        await asyncio.gather(*(one(proxy.port, i) for i in range(200)))
+        await settled(lambda: len(proxy.seen) == 600)
+        await settled(lambda: proxy.server.connections == 0)
+        assert proxy.router.load.in_flight == 0
+        assert {status.in_flight for status in proxy.router.lanes()} == {0}
