@@ -34,21 +34,25 @@ class Guard:
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
         self._names = {"localhost", socket.gethostname().lower()}
 
-    def check(self, headers: Mapping[str, str]) -> None:
+    def check(self, headers: Mapping[str, str]) -> bool:
         """Let the request pass, or raise. `headers` must look names up without regard to case.
+
+        Returns whether Authorization carries our token: then it is for us, and no upstream may see it.
 
         Raises:
             RequestError: 401 for a missing or wrong token, 403 for a foreign Host or Origin.
         """
         if self._token is not None:
-            if not any(hmac.compare_digest(given, self._token) for given in _given(headers)):
+            authorization = [hmac.compare_digest(given, self._token) for given in _authorization(headers)]
+            own = headers.get(TOKEN_HEADER, "").encode("utf-8", "surrogateescape")
+            if not any((*authorization, hmac.compare_digest(own, self._token))):
                 raise RequestError(
                     "a valid token is needed",
                     status=401,
                     code="authentication_error",
                     hint="send it as Authorization: Bearer … or X-Specproxy-Token",
                 )
-            return
+            return any(authorization)
         if not self._is_ours(_without_port(headers.get("Host", ""))):
             raise _forbidden(
                 "this Host may not be used here", "use 127.0.0.1 or localhost, or start with a token"
@@ -56,6 +60,7 @@ class Guard:
         origin = headers.get("Origin")
         if origin is not None and not self._may_call(origin.lower()):
             raise _forbidden("pages of this Origin may not call here", "allow it with the setting origins")
+        return False
 
     def _may_call(self, origin: str) -> bool:
         if origin in self._origins or "*" in self._origins:
@@ -78,20 +83,17 @@ def _forbidden(message: str, hint: str) -> RequestError:
     return RequestError(message, status=403, code="permission_error", hint=hint)
 
 
-def _given(headers: Mapping[str, str]) -> list[bytes]:
-    """Every token that a request offers."""
-    found = []
-    if own := headers.get(TOKEN_HEADER):
-        found.append(own.encode("utf-8", "surrogateescape"))
+def _authorization(headers: Mapping[str, str]) -> list[bytes]:
+    """The token that Authorization offers, if it does."""
     scheme, _, value = headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        found.append(value.strip().encode("utf-8", "surrogateescape"))
-    elif scheme.lower() == "basic":
+        return [value.strip().encode("utf-8", "surrogateescape")]
+    if scheme.lower() == "basic":
         try:
-            found.append(base64.b64decode(value, validate=True).partition(b":")[2])
+            return [base64.b64decode(value, validate=True).partition(b":")[2]]
         except (binascii.Error, ValueError):
-            return found
-    return found
+            return []
+    return []
 
 
 def _without_port(host: str) -> str:

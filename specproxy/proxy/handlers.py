@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Protocol
 
@@ -51,14 +52,17 @@ class AdminRoutes(Protocol):
 
 
 class Handlers:
-    """Answers every request that arrives. `guard` raises RequestError for one that may not be served."""
+    """Answers every request that arrives.
+
+    `guard` raises RequestError for a request that may not be served, and returns whether Authorization is ours.
+    """
 
     def __init__(
         self,
         router: Router,
         *,
         admin: AdminRoutes | None = None,
-        guard: Callable[[Mapping[str, str]], None] | None = None,
+        guard: Callable[[Mapping[str, str]], bool] | None = None,
         limits: Limits | None = None,
     ) -> None:
         self._tasks = Tasks()
@@ -117,8 +121,8 @@ class Handlers:
         if self._admin is not None and (path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")):
             await self._answer(self._admin, call)
             return
-        if self._guard is not None:
-            self._guard(HeaderView(request.headers))
+        if self._guard is not None and self._guard(HeaderView(request.headers)):
+            call = replace(call, inbound=call.inbound.without(b"authorization"))
         if request.method == "CONNECT":
             raise RequestError("specproxy is not a forward proxy", status=405, code="method_not_allowed")
         if self._closing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specproxy.adapters.base import Headers
 
@@ -37,6 +37,10 @@ class Inbound:
     expects_continue: bool = False
     length: int | None = None  # Content-Length
     encoded: bool = False  # the body has a Content-Encoding
+
+    def without(self, name: bytes) -> Inbound:
+        """The same, with the header `name` (lower case) kept from the upstream."""
+        return replace(self, headers=tuple(item for item in self.headers if item[0].lower() != name))
 
 
 def read_inbound(raw: Headers) -> Inbound:

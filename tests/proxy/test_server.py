@@ -11,6 +11,7 @@ import pytest
 from specproxy.errors import ConfigError, RequestError
 from specproxy.proxy.app import ProxyServer
 from specproxy.proxy.forward import Limits
+from specproxy.proxy.guard import Guard
 from specproxy.proxy.handlers import origin_form
 from specproxy.proxy.inbound import HeaderView
 from specproxy.proxy.server import ServerLimits
@@ -69,9 +70,10 @@ async def test_our_own_routes_do_not_go_upstream() -> None:
 async def test_a_guard_keeps_requests_out(path: str, shape: bytes) -> None:
     """What it refuses gets its error in the client's dialect, and nothing goes upstream."""
 
-    def guard(headers: Mapping[str, str]) -> None:
+    def guard(headers: Mapping[str, str]) -> bool:
         if headers.get("HOST") != "good":
             raise RequestError("not you", status=403)
+        return False
 
     recorder = Recorder()
     async with (
@@ -86,6 +88,30 @@ async def test_a_guard_keeps_requests_out(path: str, shape: bytes) -> None:
         assert (await client.ask(b"GET / HTTP/1.1\r\nHost: good\r\n\r\n")).status == 200
 
 
+@pytest.mark.parametrize(
+    ("sent", "passed_on"),
+    [
+        ((b"Authorization: Bearer s3cret",), []),
+        ((b"authorization: Basic dTpzM2NyZXQ=",), []),
+        ((b"X-Specproxy-Token: s3cret", b"Authorization: Bearer theirs"), [b"Bearer theirs"]),
+        ((b"X-Specproxy-Token: s3cret",), []),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/unknown"])
+async def test_our_token_stays_here(sent: tuple[bytes, ...], passed_on: list[bytes], path: str) -> None:
+    """An Authorization that is meant for us is no upstream's business; its own key goes on to it."""
+    recorder = Recorder()
+    async with (
+        Upstream(recorder) as upstream,
+        running_proxy(upstream.url, guard=Guard("s3cret").check) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        assert (await client.ask(post(path, CHAT, *sent))).status == 200
+        assert recorder.seen[0].values(b"authorization") == passed_on
+        assert b"s3cret" not in recorder.seen[0].head
+        assert b"dTpzM2NyZXQ=" not in recorder.seen[0].head
+
+
 @both_loops
 async def test_connect_is_refused() -> None:
     """It is no forward proxy."""
@@ -98,9 +124,10 @@ async def test_connect_is_refused() -> None:
 async def test_a_bug_is_an_error_reply(caplog: pytest.LogCaptureFixture) -> None:
     """An unforeseen exception is logged and answered with 500; the connection lives on."""
 
-    def guard(headers: Mapping[str, str]) -> None:
+    def guard(headers: Mapping[str, str]) -> bool:
         if "X-Bug" in headers:
             raise ZeroDivisionError("bug")
+        return False
 
     async with (
         Upstream(Recorder()) as upstream,
