@@ -27,14 +27,19 @@ SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 def calibrated(seed: int = 1, *, embd: int = 1024, layers: int = 16, experts: int = 0) -> CalibratedPair:
     """A calibrated target of about 500 MB (F16) with its draft model, see tests/support/calibrated.
 
-    One pair of each shape is kept; another seed replaces it, since it says other things.
+    One pair of each shape is kept; another seed replaces it, since it says other things. Files are replaced and
+    never written over: a server may have them mapped.
     """
     shape = f"calibrated-{embd}x{layers}" + (f"-e{experts}" if experts else "")
     folder = CACHE / shape
     stamp = folder / "seed"
     if not stamp.is_file() or stamp.read_text() != str(seed):
+        folder.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)
-        write_pair(folder, embd=embd, layers=layers, seed=seed, experts=experts)
+        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            write_pair(Path(scratch), embd=embd, layers=layers, seed=seed, experts=experts)
+            for made in Path(scratch).iterdir():
+                made.replace(folder / made.name)
         stamp.write_text(str(seed))
     return plan_pair(folder, seed=seed)
 
