@@ -92,7 +92,7 @@ class Client:
 
     def call(self, body: bytes, *, stream: bool) -> float:
         """Seconds from sending a request to the first byte of its response, which is read to its end."""
-        request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         begun = time.perf_counter()
         self.sock.sendall(request + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         got = self.sock.recv(1 << 16)
