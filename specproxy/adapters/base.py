@@ -82,8 +82,8 @@ class Exchange(Protocol):
         """
         ...
 
-    async def write_end(self) -> None:
-        """The request body is complete."""
+    async def write_end(self, trailers: Headers = ()) -> None:
+        """The request body is complete; trailers can follow only where it is sent in chunks."""
         ...
 
     def pause(self) -> None:

@@ -87,7 +87,7 @@ class FakeExchange:
             raise UpstreamClosed("the fake takes no more")
         self._pieces += data
 
-    async def write_end(self) -> None:
+    async def write_end(self, trailers: Headers = ()) -> None:  # noqa: ARG002 - scripts have not asked for them
         if self.over:
             raise UpstreamClosed("the fake takes no more")
         self._whole.set()

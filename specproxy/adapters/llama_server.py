@@ -12,9 +12,10 @@ from typing import Any
 from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import Exchange, ProbeResult, Sink, UpstreamRequest
 from specproxy.adapters.http import Endpoint, HttpTransport
+from specproxy.adapters.refused import RefusedExchange
 from specproxy.adapters.supervise import Backoff, Child, ChildSpec, keep
 from specproxy.adapters.tasks import Tasks
-from specproxy.errors import BackendError, ConfigError, LaneStartError, LaneUnavailable, UpstreamConnectError
+from specproxy.errors import BackendError, ConfigError, LaneStartError, LaneUnavailable
 from specproxy.records import Health, Lane, LaneStatus
 
 __all__ = ["LanePlan", "ManagedLlamaServer", "speculates"]
@@ -123,36 +124,13 @@ class ManagedLlamaServer:
     def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
         runner = self._runners.get(lane.id)
         if runner is None or runner.transport is None:
-            return _Refused(sink, LaneUnavailable(f"lane {lane.id} is not running"))
+            return RefusedExchange(sink, LaneUnavailable(f"lane {lane.id} is not running"))
         return runner.transport.open(request, sink)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
         for runner in self._runners.values():
             runner.stopped()
-
-
-class _Refused:
-    """An exchange that fails at once (an `Exchange`)."""
-
-    def __init__(self, sink: Sink, error: BackendError) -> None:
-        self._error = UpstreamConnectError(error.message)
-        self._handle = asyncio.get_running_loop().call_soon(sink.fail, self._error)
-
-    async def write(self, data: bytes) -> None:  # noqa: ARG002 - nowhere to write to
-        raise self._error
-
-    async def write_end(self) -> None:
-        """Nothing to end."""
-
-    def pause(self) -> None:
-        """Nothing to hold back."""
-
-    def resume(self) -> None:
-        """Nothing held back."""
-
-    def abort(self) -> None:
-        self._handle.cancel()
 
 
 class _Runner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from specproxy.adapters.base import Sink
+from specproxy.adapters.base import Headers, Sink
 from specproxy.errors import BackendError, UpstreamConnectError
 
 __all__ = ["RefusedExchange"]
@@ -23,7 +23,7 @@ class RefusedExchange:
     async def write(self, data: bytes) -> None:  # noqa: ARG002 - nowhere to write to
         raise self._error
 
-    async def write_end(self) -> None:
+    async def write_end(self, trailers: Headers = ()) -> None:
         """Nothing to end."""
 
     def pause(self) -> None:

@@ -182,10 +182,11 @@ class HttpExchange:
         self.sent = self._unsent <= 0
         await self._send(data)
 
-    async def write_end(self) -> None:
+    async def write_end(self, trailers: Headers = ()) -> None:
         if not self.sent:
             self.sent = self._unsent <= 0
-            await self._send(b"0\r\n\r\n" if self.request.length is None else b"")
+            lines = b"".join(name + b": " + value + b"\r\n" for name, value in trailers)
+            await self._send(b"0\r\n%b\r\n" % lines if self.request.length is None else b"")
 
     def pause(self) -> None:
         self._paused = True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from specproxy.adapters.base import Headers
 from specproxy.errors import RequestError
+from specproxy.proxy.headers import end_to_end
 from specproxy.proxy.inbound import RequestBody
 
 __all__ = ["BodyWriter", "pump", "read_up_to", "too_long"]
@@ -15,7 +17,7 @@ class BodyWriter(Protocol):
 
     async def write(self, data: bytes) -> None: ...
 
-    async def write_end(self) -> None: ...
+    async def write_end(self, trailers: Headers = ()) -> None: ...
 
 
 async def read_up_to(body: RequestBody, limit: int) -> tuple[bytes, bool]:
@@ -53,7 +55,7 @@ async def pump(first: bytes, body: RequestBody, writer: BodyWriter, *, limit: in
             raise too_long(limit)
         await writer.write(piece)
         piece = await body.read()
-    await writer.write_end()
+    await writer.write_end(end_to_end(body.trailers))
 
 
 def too_long(limit: int) -> RequestError:

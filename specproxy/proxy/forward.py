@@ -79,7 +79,9 @@ class Forwarder:
         if inbound.expects_continue and not body.complete:
             call.response.interim(_CONTINUE)
         readable = call.dialect is not None and not inbound.encoded
-        if not body.complete and (not readable or (inbound.length or 0) > self._limits.inspect):
+        in_chunks = inbound.length is None and (body.held > 0 or bool(body.trailers))
+        arriving = not body.complete and (not readable or (inbound.length or 0) > self._limits.inspect)
+        if arriving or (in_chunks and not readable):
             await self._pass_on(call, b"", False)
             return
         data, whole = await read_up_to(body, self._limits.inspect)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specproxy.adapters.base import Headers
 
-__all__ = ["OWN_PREFIX", "PIN_HEADER", "Inbound", "header_value", "read_inbound", "response_headers"]
+__all__ = [
+    "OWN_PREFIX",
+    "PIN_HEADER",
+    "Inbound",
+    "end_to_end",
+    "header_value",
+    "read_inbound",
+    "response_headers",
+]
 
 OWN_PREFIX = b"x-specproxy-"  # headers of ours: requests keep them from the upstream
 PIN_HEADER = b"x-specproxy-strategy"
@@ -67,6 +76,17 @@ def read_inbound(raw: Headers) -> Inbound:
             encoded = encoded or name == b"content-encoding"
             kept.append(item)
     return Inbound(_without(kept, named), pin, expects_continue, length, encoded)
+
+
+def end_to_end(trailers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Trailers of a request that go on: none that speak of one connection, of framing, or to us."""
+    return tuple(
+        item
+        for item in trailers
+        if (name := item[0].lower()) not in _HOP_BY_HOP
+        and name not in _WRITTEN_BY_TRANSPORT
+        and not name.startswith(OWN_PREFIX)
+    )
 
 
 def response_headers(raw: Headers) -> Headers:

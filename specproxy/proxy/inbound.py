@@ -18,10 +18,11 @@ class RequestBody:
     `on_level` is called with the number of bytes held whenever that changes, for back-pressure.
     """
 
-    __slots__ = ("_error", "_on_level", "_pieces", "_waiter", "complete", "held")
+    __slots__ = ("_error", "_on_level", "_pieces", "_waiter", "complete", "held", "trailers")
 
     def __init__(self, on_level: Callable[[int], None]) -> None:
         self.complete = False  # the last byte has arrived
+        self.trailers: list[tuple[bytes, bytes]] = []  # all of them, once it is complete
         self._pieces: list[bytes] = []
         self.held = 0  # bytes that were not read yet
         self._on_level = on_level

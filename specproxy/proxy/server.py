@@ -7,6 +7,7 @@ a client that has gone, a body that is broken. Parsing is httptools' (llhttp), s
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import socket
 from collections import deque
@@ -29,6 +30,12 @@ _MOST_WAITING = 32  # pipelined requests that are held before we stop reading
 _LOOK_S = 0.05  # how often a client is looked at that we do not read from
 _TOO_LONG = RequestError("the request head is too long", status=431, code="header_too_large")
 _GONE = getattr(select, "POLLRDHUP", 0)
+
+# Request lines that llhttp takes as they are, which is nearly all.
+_USUAL_LINE = re.compile(rb"(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) [!-~]+ HTTP/1\.[01]\r\n")
+# And those that are HTTP (RFC 9112), although it may know the method or the target's bytes for none.
+_TOKEN_START = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]|$")
+_ANY_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~\x80-\xff]+) (HTTP/1\.[01]\r\n)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,8 @@ class ClientConnection(asyncio.Protocol):
         self._waiting: deque[ClientRequest] = deque()
         self._task: asyncio.Task[None] | None = None  # handles the current request
         self._open: RequestBody | None = None  # a body that is still arriving
+        self._line = b""  # a request line that has not come whole
+        self._said: tuple[bytes, bytes] | None = None  # method and target that the parser was not told
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
@@ -164,6 +173,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> bytes:
         """Parse; returns what is left behind a head that offered another protocol."""
+        if self._open is None and (not self._in_head or self._line):
+            data = self._first_line(data)
+            if not data:
+                return b""
         if self._in_head:
             self._head_bytes += len(data)
         try:
@@ -172,6 +185,27 @@ class ClientConnection(asyncio.Protocol):
             self._decline_upgrade()
             return data[stop.args[0] :]
         return b""
+
+    def _first_line(self, data: bytes) -> bytes:
+        """What to tell the parser where a request begins; empty until its first line has come.
+
+        A relay passes on methods and targets that llhttp refuses, so it is told others in their place.
+        (Not within a read: a pipelined request of that sort is refused.)
+        """
+        if not self._line and _USUAL_LINE.match(data):
+            return data
+        data = (self._line + data).lstrip(b"\r\n")  # as servers should, RFC 9112 section 2.2
+        if b"\n" not in data and _TOKEN_START.match(data):
+            if not self._line:
+                self._since = self._loop.time()
+            self._line, self._head_bytes, self._in_head = data, len(data), bool(data)
+            return b""
+        self._line, self._in_head = b"", False
+        line = _ANY_LINE.match(data)
+        if line is None or line[1] == b"CONNECT" or _USUAL_LINE.match(data):
+            return data
+        self._said = line[1], line[2]
+        return b"POST / " + line[3] + data[line.end() :]
 
     # --- httptools callbacks ---
 
@@ -188,8 +222,10 @@ class ClientConnection(asyncio.Protocol):
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # and not a trailer
+        if self._in_head:
             self._headers.append((name, value))
+        elif self._open is not None and not self._replayed_head:
+            self._open.trailers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._replayed_head:
@@ -197,15 +233,17 @@ class ClientConnection(asyncio.Protocol):
         self._in_head = False
         body = self._open = RequestBody(self._body_level)
         version = self._parser.get_http_version()
+        method, target = self._said or (self._parser.get_method(), self._url)
+        self._said = None
         request = ClientRequest(
-            self._parser.get_method().decode("ascii"),
-            self._url.decode("utf-8", "surrogateescape"),
+            method.decode("ascii"),
+            target.decode("utf-8", "surrogateescape"),
             tuple(self._headers),
             body,
             http10=version == "1.0",
             keep_alive=self._parser.should_keep_alive(),
         )
-        size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
+        size = len(target) + sum(len(name) + len(value) for name, value in self._headers)
         if size > self._limits.head_bytes or len(self._headers) > self._limits.headers:
             request.fault = _TOO_LONG
         if version not in ("1.0", "1.1"):

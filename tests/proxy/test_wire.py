@@ -187,6 +187,8 @@ async def sent_upstream(request: bytes) -> Received:
         b"/sp%0Aecial%00",
         b"/v1/models/org/name:tag",
         b"/" + b"long" * 5000,
+        "/ü?ß=é".encode(),
+        b"/\xff\xfe",
     ],
     ids=lambda t: t[:20].decode("latin-1"),
 )
@@ -214,13 +216,56 @@ async def test_other_forms_of_targets(sent: bytes, got: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "PROPFIND", "REPORT"]
+    "method",
+    ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "PROPFIND", "REPORT", "FETCH", "get", "X!~1"],
 )
 @both_loops
 async def test_methods(method: str) -> None:
     """Methods go on, known or not."""
     seen = await sent_upstream(f"{method} /x HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     assert seen.request_line == f"{method} /x HTTP/1.1".encode()
+
+
+@pytest.mark.parametrize(
+    "line", [b"FETCH /x HTTP/1.1\r\n", "GET /ü HTTP/1.1\r\n".encode(), b"GET /x HTTP/1.1\r\n"]
+)
+@both_loops
+async def test_requests_that_come_a_byte_at_a_time(line: bytes) -> None:
+    """Two on one connection, with empty lines before them: what is read at once makes no difference."""
+    recorder = Recorder()
+    async with (
+        Upstream(recorder) as upstream,
+        running_proxy(upstream.url) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        for _ in range(2):
+            for byte in b"\r\n" + line + b"Host: x\r\nContent-Length: 2\r\n\r\nhi":
+                await client.send(bytes((byte,)))
+                await asyncio.sleep(0)
+            assert (await client.reply()).status == 200
+    assert [(seen.request_line + b"\r\n", seen.body) for seen in recorder.seen] == [(line, b"hi")] * 2
+
+
+@both_loops
+async def test_trailers_of_a_request_go_on() -> None:
+    """Behind a body in chunks, in order and spelling; those that are not end to end stay here."""
+    sent = asyncio.get_running_loop().create_future()
+
+    async def script(conn: Conn) -> None:
+        await conn.head()
+        sent.set_result(await conn.reader.readuntil(b"\r\n\r\n"))
+        await conn.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    async with (
+        Upstream(script) as upstream,
+        running_proxy(upstream.url) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        await client.send(b"POST /other HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        trailers = b"X-Sum: 1\r\nKeep-Alive: 1\r\nX-Specproxy-Token: t\r\nHost: y\r\nx-sum: 2\r\n"
+        await client.send(chunked(b"hi", trailers=trailers))
+        assert (await client.reply()).status == 200
+    assert await sent == chunked(b"hi", trailers=b"X-Sum: 1\r\nx-sum: 2\r\n")
 
 
 @both_loops
@@ -470,12 +515,12 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 JUNK = {
     "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
-    "raw bytes in target": ("GET /ü HTTP/1.1".encode(), 400),
     "space in name": (b"GET / HTTP/1.1\r\nBad Header: x", 400),
     "control in value": (b"GET / HTTP/1.1\r\nX: a\x01b", 400),
     "bare newlines": (b"GET / HTTP/1.1\nHost: x\n\n", 400),
     "folded": (b"GET / HTTP/1.1\r\nX: a\r\n b", 400),
-    "unknown method": (b"FETCH / HTTP/1.1", 400),
+    "bad method": (b"FE(TCH / HTTP/1.1", 400),
+    "half a line": (b"FETCH /", 400),
     "HTTP/0.9": (b"GET /", 505),
     "HTTP/2": (b"GET / HTTP/2.0", 505),
     "two lengths": (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2", 400),
