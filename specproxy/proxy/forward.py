@@ -7,6 +7,7 @@ moderate size. Everything else goes to the default lane as it comes: body stream
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -95,19 +96,24 @@ class Forwarder:
     # --- routed ---
 
     async def _route(self, call: Call, facts: RequestFacts, body: bytes, now: float) -> None:
-        router = self._router
-        ticket = router.route(facts, pin=call.inbound.pin, now=now)
+        ticket = self._router.route(facts, pin=call.inbound.pin, now=now)
         del facts  # holds the prompt
+        await self._observed(call, ticket, partial(self._try_lanes, call, ticket, body))
+
+    async def _observed(
+        self, call: Call, ticket: Ticket, run: Callable[[list[Attempt]], Awaitable[None]]
+    ) -> None:
+        """Run a request and make its one Observation, whatever becomes of it; `run` lists its attempts."""
         tried: list[Attempt] = []
         outcome: Outcome | None = Outcome.CLIENT_GONE
         status = 0
         try:
-            await self._try_lanes(call, ticket, body, tried)
+            await run(tried)
             outcome = None
         except BackendError as error:
             outcome = Outcome.TRUNCATED if call.response.started else Outcome.UNREACHABLE
             status = status_for(error)
-            router.lane_failed(ticket.lane, error)
+            self._router.lane_failed(ticket.lane, error)
             raise
         except asyncio.CancelledError:
             if call.response.client.connected:
@@ -144,15 +150,15 @@ class Forwarder:
             len(body),
             replayable=True,
         )
-        now = perf_counter()
-        attempt = Attempt(
-            call.response,
-            tap=Tap(call.dialect, tokens_per_event=self._router.tokens_per_event(lane), started=now),
-            extra=_explain(ticket, now),
-            hold_errors=hold_errors,
-        )
+        attempt = self._tapped(call, ticket, hold_errors=hold_errors)
         attempt.begin(partial(ticket.backend.open, upstream, lane))
         return attempt
+
+    def _tapped(self, call: Call, ticket: Ticket, *, hold_errors: bool = False) -> Attempt:
+        """An attempt whose reply is read and explained."""
+        now = perf_counter()
+        tap = Tap(call.dialect, tokens_per_event=self._router.tokens_per_event(ticket.lane), started=now)
+        return Attempt(call.response, tap=tap, extra=_explain(ticket, now), hold_errors=hold_errors)
 
     def _conclude(
         self, call: Call, ticket: Ticket, attempt: Attempt | None, outcome: Outcome | None, status: int
@@ -174,30 +180,39 @@ class Forwarder:
 
     async def _pass_on(self, call: Call, data: bytes, whole: bool) -> None:
         """Relay without looking; `data` was read already, and is all of the body if `whole`."""
+        if call.dialect is not None:
+            ticket = self._router.unread(now=perf_counter())
+            await self._observed(call, ticket, partial(self._try_unread, call, ticket, data, whole))
+            return
         backend, lane = self._router.default()
-        method = call.request.method
-        upstream = UpstreamRequest(
-            method,
-            call.target,
-            _headers_for(lane, call.inbound.headers, ""),
-            data if whole else None,
-            call.inbound.length,
-            replayable=whole and (method in _REPEATABLE or call.dialect is not None),
-        )
         attempt = Attempt(call.response)
-        attempt.begin(partial(backend.open, upstream, lane))
-        upload = None
-        if not whole:
-            upload = self._tasks.spawn(self._upload(call, data, attempt), name="upload")
+        attempt.begin(partial(backend.open, _unread(call, lane, data, whole), lane))
         try:
-            await attempt.run()
+            await self._carry(call, attempt, data, whole)
         except BackendError as error:
             self._router.lane_failed(lane, error)
             raise
+
+    async def _try_unread(
+        self, call: Call, ticket: Ticket, data: bytes, whole: bool, tried: list[Attempt]
+    ) -> None:
+        """Pass on a request to a model that could not be read; its reply is looked at as any other."""
+        tried.append(attempt := self._tapped(call, ticket))
+        request = _unread(call, ticket.lane, data, whole)
+        attempt.begin(partial(ticket.backend.open, request, ticket.lane))
+        await self._carry(call, attempt, data, whole)
+
+    async def _carry(self, call: Call, attempt: Attempt, data: bytes, whole: bool) -> None:
+        """Relay the response, and meanwhile what is still to come of the body."""
+        if whole:
+            await attempt.run()
+            return
+        upload = self._tasks.spawn(self._upload(call, data, attempt), name="upload")
+        try:
+            await attempt.run()
         finally:
-            if upload is not None:
-                upload.cancel()
-                await asyncio.wait((upload,))
+            upload.cancel()
+            await asyncio.wait((upload,))
 
     async def _upload(self, call: Call, first: bytes, attempt: Attempt) -> None:
         assert attempt.exchange is not None
@@ -207,6 +222,19 @@ class Forwarder:
             return  # the response, or its failure, says what happened
         except RequestError as error:
             attempt.give_up(error)
+
+
+def _unread(call: Call, lane: Lane, data: bytes, whole: bool) -> UpstreamRequest:
+    """A request as it came, for the default lane."""
+    method = call.request.method
+    return UpstreamRequest(
+        method,
+        call.target,
+        _headers_for(lane, call.inbound.headers, ""),
+        data if whole else None,
+        call.inbound.length,
+        replayable=whole and (method in _REPEATABLE or call.dialect is not None),
+    )
 
 
 def status_for(error: SpecproxyError) -> int:

@@ -26,7 +26,7 @@ __all__ = ["Recorder"]
 
 CATCH_UP = 5_000  # observations that are looked at after a state's last one
 EVENTS_SHOWN = 50
-UNTAUGHT_RULES = ("unknown_model",)  # what the router keeps from the policy
+UNTAUGHT_RULES = ("unknown_model", "unread")  # what the router keeps from the policy
 
 _Saved = tuple[dict[str, Any] | None, dict[str, Any] | None, list[Observation], list[Event]]
 

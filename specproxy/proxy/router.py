@@ -31,19 +31,21 @@ from specproxy.records import (
     RequestFacts,
     Situation,
     Strategy,
+    TempBucket,
     TimingSource,
     Workload,
 )
 from specproxy.strategies.base import Policy
 from specproxy.strategies.classify import classify
 
-__all__ = ["LaneErrorListener", "Listener", "Router", "Ticket"]
+__all__ = ["UNREAD", "LaneErrorListener", "Listener", "Router", "Ticket"]
 
 log = logging.getLogger(__name__)
 
 Listener = Callable[[Observation, Decision | None], None]
 LaneErrorListener = Callable[[Lane, BackendError], None]
 
+UNREAD = "unread"  # kind and rule of requests that were passed on without being read
 _MAY_TRY = (Health.READY, Health.UNHEALTHY, Health.STARTING)
 _FEW_EVENTS = 5  # a stream shorter than this says little about tokens per event
 _EVENT_RATE = 0.1  # weight of the newest stream in the running mean of tokens per event
@@ -188,6 +190,34 @@ class Router:
             repeat=repeat,
             known=bool(statuses),
             plain=_plain_beside(lane, statuses),
+        )
+
+    def unread(self, *, now: float) -> Ticket:
+        """A ticket for a request to a model whose body could not be read; it must come back through `finish`.
+
+        Raises:
+            LaneUnavailable: there is no backend.
+        """
+        workload = Workload(UNREAD, TempBucket.WARM)
+        request_id = f"{self._run}{next(self._ids):08x}"
+        try:
+            backend, lane = self.default()
+        except LaneUnavailable as error:
+            self._refused(request_id, workload, "", False, error)
+            raise
+        reason = "its body is not JSON, is encoded, or is above limits.inspect"
+        self._in_flight[lane.id] = self._in_flight.get(lane.id, 0) + 1
+        return Ticket(
+            id=request_id,
+            workload=workload,
+            backend=backend,
+            decision=Decision(lane, workload, UNREAD, reason),
+            streamed=False,
+            prompt_tokens=0,
+            started=now,
+            stay=self.load.enter(now),
+            repeat=False,
+            known=False,
         )
 
     def preview(self, facts: RequestFacts, *, pin: str | None = None) -> Decision:

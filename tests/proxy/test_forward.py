@@ -299,12 +299,15 @@ async def test_an_unknown_pin_is_refused(path: str, shape: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"", b'"text"', b"null", b"\xff"])
 async def test_malformed_json_is_the_servers_to_refuse(body: bytes) -> None:
-    """It goes to the default lane as it is, unobserved."""
+    """It goes to the default lane as it is, is counted as unread, and teaches nothing."""
     fake = FakeBackend("f", [lane("f", "mtp"), lane("f")], respond(b"bad", status=400))
     async with running_proxy(fake) as proxy, await RawClient.connect(proxy.port) as client:
         assert (await client.ask(post("/v1/chat/completions", body))).status == 400
         assert (fake.exchanges[0].request.body, fake.exchanges[0].lane.id) == (body, "f/plain")
-        assert proxy.seen == []
+        await settled(lambda: bool(proxy.seen))
+        assert [(s.rule, s.outcome, s.status) for s in proxy.seen] == [("unread", Outcome.ERROR, 400)]
+        assert proxy.policy.learned == []
+        assert proxy.router.load.in_flight == 0
 
 
 async def test_deeply_nested_json_does_no_harm() -> None:

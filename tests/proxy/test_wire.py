@@ -12,7 +12,7 @@ from specproxy.records import Outcome
 from tests.support.client import RawClient, post
 from tests.support.loops import both_loops
 from tests.support.proxy import running_proxy
-from tests.support.relay import CHAT, EVENTS, GET, Recorder
+from tests.support.relay import CHAT, EVENTS, GET, Recorder, settled
 from tests.support.upstream import Conn, Received, Upstream, chunk, chunked
 
 OWN_HEADERS = (b"x-specproxy-", b"server-timing: specproxy")
@@ -371,7 +371,7 @@ async def test_expect_100_continue(path: str) -> None:
 
 @both_loops
 async def test_a_body_above_the_inspection_limit_passes_unread() -> None:
-    """It is streamed to the default lane, whole, and nothing is observed."""
+    """It is streamed to the default lane, whole, and counted as unread."""
     body = b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * 300_000 + b'"}]}'
     recorder = Recorder()
     async with (
@@ -385,9 +385,10 @@ async def test_a_body_above_the_inspection_limit_passes_unread() -> None:
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks,
         ):
             reply = await client.ask(request)
-            assert reply.head == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
+            assert without_own(reply.head) == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
+            assert reply.values(b"X-Specproxy-Workload") == [b"unread/warm"]
         assert [seen.body for seen in recorder.seen] == [body, body]
-        assert proxy.seen == []
+        await settled(lambda: [seen.rule for seen in proxy.seen] == ["unread", "unread"])
 
 
 @pytest.mark.parametrize("framed", ["length", "chunks"])
