@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = [
+    "OPEN_ANSWER",
     "SIDE_CHANNEL_VERSION",
     "Candidate",
     "Control",
@@ -185,13 +186,18 @@ class Control(StrEnum):
     OBSERVE = "observe"  # no control: measure and advise
 
 
+OPEN_ANSWER = 4096
+"""Tokens that are kept free for an answer that the client has not limited."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """Somewhere a strategy can run. Lanes with the same `target` answer for the same model.
 
     `overrides` are JSON fields that are spliced into the request body, `headers` are added to the
     upstream request, `upstream_model` replaces the model name if it is set. `fingerprint` identifies
-    target, draft, server build, flags and device: statistics belong to it.
+    target, draft, server build, flags and device: statistics belong to it. `dialects` are those that the lane
+    can answer (empty: any), `ctx` is the longest prompt and answer together in tokens (0: not a limit here).
     """
 
     id: str
@@ -206,6 +212,19 @@ class Lane:
     memory_bytes: int = 0
     load_s: float = 0.0
     models: frozenset[str] = frozenset()  # names that clients may use for the target; empty: any
+    dialects: frozenset[Dialect] = frozenset()
+    ctx: int = 0
+
+    def can_answer(self, facts: RequestFacts) -> bool:
+        """Whether a request speaks the lane's dialect and surely fits into its context.
+
+        Tokens are not counted here, so two characters are taken for one, and an answer without a limit for
+        `OPEN_ANSWER` tokens.
+        """
+        if self.dialects and facts.dialect not in self.dialects:
+            return False
+        answer = OPEN_ANSWER if facts.max_tokens is None else facts.max_tokens
+        return self.ctx == 0 or facts.prompt_chars // 2 + answer <= self.ctx
 
 
 class Health(StrEnum):

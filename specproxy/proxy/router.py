@@ -162,7 +162,7 @@ class Router:
         """
         workload = classify(facts)
         request_id = f"{self._run}{next(self._ids):08x}"
-        statuses = self._lanes_for(facts.model)
+        statuses = self._lanes_for(facts)
         target = statuses[0].lane.target if statuses else facts.model or ""
         repeat = self._repeats.add(self._repeats.digest(target, facts.turns))
         stay = self.load.enter(now)
@@ -228,7 +228,7 @@ class Router:
             LaneUnavailable: no lane can take it now.
         """
         workload = classify(facts)
-        statuses = self._lanes_for(facts.model)
+        statuses = self._lanes_for(facts)
         if not statuses:
             return self._unnamed(workload)
         repeat = self._repeats.knows(self._repeats.digest(statuses[0].lane.target, facts.turns))
@@ -280,9 +280,10 @@ class Router:
 
     # --- parts ---
 
-    def _lanes_for(self, model: str | None) -> tuple[LaneStatus, ...]:
-        """Lanes of the model's target: those that name it, else those that take any name."""
-        statuses = self.lanes()
+    def _lanes_for(self, facts: RequestFacts) -> tuple[LaneStatus, ...]:
+        """Lanes of the model's target that can answer: those that name it, else those that take any name."""
+        model = facts.model
+        statuses = [s for s in self.lanes() if s.lane.can_answer(facts)]
         named = [s for s in statuses if model in s.lane.models]
         fitting = named or [s for s in statuses if not s.lane.models or model is None]
         if not fitting:

@@ -83,6 +83,31 @@ def test_a_model_that_nobody_names_goes_to_the_default_lane() -> None:
     assert setup.policy.learned == []
 
 
+def test_a_lane_is_offered_for_its_dialects_only() -> None:
+    """A lane that speaks OpenAI's API is none for a request in Ollama's."""
+    apart = lane("b", "ngram", dialects=frozenset({Dialect.OPENAI_CHAT}))
+    setup = Setup(backend("a", lane("a")), backend("b", apart))
+    both = ["a/plain", "b/ngram"]
+    for dialect, expected in ((Dialect.OPENAI_CHAT, both), (Dialect.OLLAMA_CHAT, ["a/plain"])):
+        setup.router.route(dataclasses.replace(FACTS, dialect=dialect), pin=None, now=0.0)
+        assert [s.lane.id for s in setup.policy.situations[-1].lanes] == expected
+
+
+@pytest.mark.parametrize(
+    ("chars", "answer", "offered"),
+    [(2000, 1000, True), (2002, 1000, False), (2000, 1001, False), (100, None, False)],
+)
+def test_a_lane_with_a_shorter_context_is_offered_what_surely_fits(
+    chars: int, answer: int | None, offered: bool
+) -> None:
+    """Two characters count as a token, and an answer without a limit as a long one."""
+    short = lane("b", "ngram", ctx=2000)
+    setup = Setup(backend("a", lane("a")), backend("b", short))
+    facts = dataclasses.replace(FACTS, turns=(Turn("user", "x" * chars),), max_tokens=answer)
+    setup.router.route(facts, pin=None, now=0.0)
+    assert ("b/ngram" in [s.lane.id for s in setup.policy.situations[-1].lanes]) is offered
+
+
 def test_only_ready_lanes_are_offered() -> None:
     """The policy does not see lanes that cannot take the request."""
     fake = backend("a")
