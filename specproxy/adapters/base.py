@@ -14,7 +14,16 @@ from typing import Protocol, runtime_checkable
 from specproxy.errors import BackendError
 from specproxy.records import Lane, LaneStatus
 
-__all__ = ["Backend", "Exchange", "Headers", "ProbeResult", "ResponseHead", "Sink", "UpstreamRequest"]
+__all__ = [
+    "Backend",
+    "Exchange",
+    "Headers",
+    "ProbeResult",
+    "ResponseHead",
+    "ServedModel",
+    "Sink",
+    "UpstreamRequest",
+]
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -100,15 +109,48 @@ class Exchange(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a server has, as far as it says.
+
+    `path` is of the weights and `draft` of a drafter for them, on the server's machine. `ctx` is in tokens for
+    each slot. `drafting` tells whether drafts are made now (None: not known), `unrouted` as a clause why there
+    is nothing to choose for this model, `parameters` are the server's own defaults for sampling.
+    """
+
+    name: str
+    path: str = ""
+    draft: str = ""
+    digest: str = ""
+    loaded: bool = True
+    ctx: int | None = None
+    slots: int | None = None
+    drafting: bool | None = None
+    weights: int = 0  # parameters of the model, in numbers
+    experts: int = 0
+    experts_used: int = 0
+    mtp_layers: int = 0
+    capabilities: frozenset[str] = frozenset()
+    adapted: bool = False
+    parameters: tuple[tuple[str, str], ...] = ()
+    unrouted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a probe found at a backend. `advice` are full sentences, commands included."""
+    """What a probe found at a backend.
+
+    `silent` is one that takes connections and does not answer in time, as a server does that is busy with
+    another request; `loading` one that answers, but has no model ready yet.
+    """
 
     reachable: bool
-    kind: str = "unknown"  # llama-server, ollama, lmstudio, vllm, sglang, openai
+    kind: str = "unknown"  # llama-server, llama-router, ollama, lmstudio, vllm, sglang, openai
     version: str = ""
     models: tuple[str, ...] = ()
     detail: dict[str, object] = field(default_factory=dict)
-    advice: tuple[str, ...] = ()
+    served: tuple[ServedModel, ...] = ()
+    loading: bool = False
+    silent: bool = False
 
 
 @runtime_checkable

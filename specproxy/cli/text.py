@@ -11,6 +11,8 @@ def upstream_line(upstream: dict[str, Any]) -> str:
     """``Upstream http://… : ollama 0.33, qwen3:8b and 4 more``, or that it is away."""
     if not upstream["reachable"]:
         return f"Upstream {upstream['url']}: not reachable"
+    if upstream.get("loading"):
+        return f"Upstream {upstream['url']}: {upstream['kind']}, loading its model"
     version = f" {upstream['version']}" if upstream["version"] else ""
     models = upstream["models"]
     named = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")

@@ -6,9 +6,8 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from specproxy.adapters.base import Backend, ProbeResult
-from specproxy.adapters.endpoint import Endpoint
-from specproxy.adapters.http import HttpBackend
+from specproxy.adapters.base import Backend
+from specproxy.adapters.probe import Prober
 from specproxy.config import Settings
 from specproxy.errors import BackendError
 from specproxy.proxy.sidecar import Sidecar
@@ -24,14 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Fleet"]
 
 
-async def _probe(url: str) -> ProbeResult:
-    backend = HttpBackend("probe", Endpoint.parse(url))
-    try:
-        return await backend.probe()
-    finally:
-        await backend.aclose()
-
-
 class Fleet:
     """All backends of one proxy, and what there is to say about how they came about.
 
@@ -42,7 +33,7 @@ class Fleet:
     def __init__(self, settings: Settings) -> None:
         self._own = _own_lanes(settings) if settings.model is not None else None
         alone = self._own is None
-        self._sidecar = Sidecar(settings.upstream, _probe) if alone or settings.upstream else None
+        self._sidecar = Sidecar(settings.upstream, Prober()) if alone or settings.upstream else None
         self._changed: Callable[[], None] = lambda: None
 
     def on_change(self, listener: Callable[[], None]) -> None:

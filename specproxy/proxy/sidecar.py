@@ -108,8 +108,10 @@ class Sidecar:
 
     async def _watch(self) -> None:
         while True:
-            healthy = all(server.upstream.found.reachable for server in self._servers.values())
-            settled = healthy if self._fixed else bool(self.upstreams[0].found.reachable)
+            ready = [
+                s.upstream.found.reachable and not s.upstream.found.loading for s in self._servers.values()
+            ]
+            settled = all(ready) if self._fixed else any(ready)
             try:
                 async with asyncio.timeout(REFRESH_S if settled else RETRY_S):
                     await self._hurry.wait()
@@ -122,6 +124,8 @@ class Sidecar:
         """Probe one server and bring its lanes up to date."""
         url, before = server.upstream.url, server.upstream.found
         found = await self._probe(url)
+        if found.silent and before.reachable:
+            return  # busy with a request, as far as can be told
         server.upstream.found = found
         if not found.reachable:
             for status in server.backend.lanes():
@@ -130,10 +134,12 @@ class Sidecar:
             endpoint = server.backend.transport.endpoint
             strip = found.kind in STRIP_ORIGIN_KINDS
             server.backend.transport.endpoint = replace(endpoint, strip_origin=strip)
-            server.backend.set_lanes(_lanes(server.upstream, alone=len(self._servers) == 1))
+            if not found.loading:
+                server.backend.set_lanes(_lanes(server.upstream, alone=len(self._servers) == 1))
+            health, note = (Health.UNHEALTHY, "it is loading") if found.loading else (Health.READY, "")
             for status in server.backend.lanes():
-                server.backend.mark(status.lane.id, Health.READY)
-        if found.reachable != before.reachable or found.models != before.models:
+                server.backend.mark(status.lane.id, health, note)
+        if (found.reachable, found.loading, found.models) != (before.reachable, before.loading, before.models):
             log.info(
                 "upstream " + ("found" if found.reachable else "lost"),
                 url=url,

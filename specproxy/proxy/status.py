@@ -46,6 +46,7 @@ class Upstream:
             "kind": found.kind,
             "version": found.version,
             "models": list(found.models),
+            "loading": found.loading,
         }
 
 

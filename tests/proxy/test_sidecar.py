@@ -96,6 +96,33 @@ async def test_a_named_server_keeps_its_place_while_away(monkeypatch: pytest.Mon
     await fleet.aclose()
 
 
+async def test_a_server_that_is_busy_is_not_away() -> None:
+    """A single-threaded server says nothing while it answers somebody: it keeps its lanes."""
+    town = Town(one=LLAMA)
+    fleet = await started(town, "one")
+    town.found["one"] = ProbeResult(False, silent=True)
+    await fleet._look(fleet._servers["http://one"])
+    assert [s.health for s in fleet.backends[0].lanes()] == [Health.READY]
+    assert fleet.upstreams[0].found == LLAMA
+    await fleet.aclose()
+
+
+async def test_a_server_that_loads_is_ready_once_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lane says what it waits for, and the next look is soon."""
+    monkeypatch.setattr(sidecar, "RETRY_S", 0.0)
+    town = Town(one=ProbeResult(True, "llama-server", loading=True))
+    fleet = Sidecar(["http://one"], town.probe)
+    changes = asyncio.Event()
+    fleet.on_change(changes.set)
+    await fleet.start()
+    assert [(s.health, s.note) for s in fleet.backends[0].lanes()] == [(Health.UNHEALTHY, "it is loading")]
+    changes.clear()
+    town.found["one"] = LLAMA
+    await changes.wait()
+    assert [(s.health, s.lane.target) for s in fleet.backends[0].lanes()] == [(Health.READY, "m.gguf")]
+    await fleet.aclose()
+
+
 async def test_of_the_usual_places_only_those_that_answer_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are looked at; who is not there is no upstream of ours."""
     monkeypatch.setattr(sidecar, "USUAL_URLS", ("http://one", "http://two", "http://three"))

@@ -1,0 +1,105 @@
+"""Fakes of servers that others run: they answer fixed routes with JSON, over real sockets, and note what they
+were asked. What they say follows the replies of llama-server (b11549) and the sources of Ollama 0.33."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tests.support.upstream import Conn, Upstream
+
+__all__ = ["Fake", "fake_llama_server", "fake_ollama", "llama_props", "ollama_model"]
+
+LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}
+
+
+class Fake(Upstream):
+    """A server with fixed answers: ``"GET /path"`` → (status, data), or data alone for 200; else 404."""
+
+    def __init__(self, routes: Mapping[str, Any], port: int = 0) -> None:
+        super().__init__(self._answer, port=port)
+        self.routes = dict(routes)
+        self.asked: list[str] = []
+        self.bodies: list[Any] = []
+
+    async def _answer(self, conn: Conn) -> None:
+        while True:
+            seen = await conn.request()
+            method, path, _ = seen.request_line.decode().split(" ")
+            self.asked.append(f"{method} {path}")
+            body = json.loads(seen.body) if seen.body else None
+            self.bodies.append(body)
+            found = self.routes.get(f"{method} {path}", (404, {"error": "no such route"}))
+            found = found(body) if callable(found) else found
+            status, data = found if isinstance(found, tuple) else (200, found)
+            text = json.dumps(data).encode()
+            head = (
+                f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+            )
+            await conn.send(head.encode() + text)
+
+
+def llama_props(**changes: Any) -> dict[str, Any]:
+    """What ``/props`` of llama-server says, as far as anybody here reads it."""
+    return {
+        "default_generation_settings": {"n_ctx": 2048, "params": {}},
+        "total_slots": 2,
+        "model_alias": "m",
+        "model_path": "/models/m.gguf",
+        "modalities": {"vision": True, "audio": False},
+        "media_marker": "<__media_1__>",
+        "build_info": "b11549-abc",
+    } | changes
+
+
+def fake_llama_server(*, speculative: bool = False, port: int = 0, **props: Any) -> Fake:
+    """A llama-server with one model."""
+    name = props.get("model_alias", "m")
+    return Fake(
+        {
+            "GET /v1/models": {"data": [{"id": name, "owned_by": "llamacpp", "meta": {"n_params": 7}}]},
+            "GET /props": llama_props(**props),
+            "GET /slots": [{"id": 0, "n_ctx": 2048, "speculative": speculative, "is_processing": False}],
+            "GET /health": {"status": "ok"},
+        },
+        port,
+    )
+
+
+def ollama_model(name: str, **changes: Any) -> dict[str, Any]:
+    """An entry of ``/api/tags``."""
+    return {
+        "name": name,
+        "model": name,
+        "size": 5_000_000_000,
+        "digest": f"digest-of-{name}",
+        "details": {
+            "format": "gguf",
+            "family": "qwen3",
+            "parameter_size": "8B",
+            "quantization_level": "Q4_K_M",
+        },
+        "capabilities": ["completion", "tools"],
+    } | changes
+
+
+def fake_ollama(
+    *models: dict[str, Any], loaded: Mapping[str, int] | None = None, show: Any = None, port: int = 0
+) -> Fake:
+    """An Ollama with these models; `loaded` maps names to context lengths, `show` is said of every model."""
+    running = [
+        {**model, "context_length": (loaded or {})[model["name"]], "size_vram": 0}
+        for model in models
+        if model["name"] in (loaded or {})
+    ]
+    return Fake(
+        {
+            "GET /api/version": {"version": "0.33.0"},
+            "GET /v1/models": {"data": [{"id": m["name"], "owned_by": "library"} for m in models]},
+            "GET /api/tags": {"models": list(models)},
+            "GET /api/ps": {"models": running},
+            "POST /api/show": show or {"modelfile": "", "model_info": {}},
+        },
+        port,
+    )
