@@ -15,7 +15,7 @@ words alone can answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from specproxy.records import Dialect, OutputForm, RequestFacts, TempBucket, Turn, Workload
 from specproxy.strategies.text_features import Reading, read
@@ -63,11 +63,12 @@ _AGENT = (
     "coding agent",
 )
 
+_NO_FLAGS: frozenset[str] = frozenset()
+
 Verdict = tuple[str, str]  # kind, signal
 
 
-@dataclass(frozen=True, slots=True)
-class _Talk:
+class _Talk(NamedTuple):
     """The conversation as the rules see it."""
 
     facts: RequestFacts
@@ -108,6 +109,8 @@ def temp_bucket(temperature: float | None) -> TempBucket:
 
 
 def _flags(facts: RequestFacts) -> frozenset[str]:
+    if not (facts.logprobs or facts.images or facts.audio or facts.n > 1 or facts.steering or facts.thinking):
+        return _NO_FLAGS
     present = {
         "logprobs": facts.logprobs,
         "images": facts.images > 0,
@@ -149,10 +152,12 @@ def _by_content(facts: RequestFacts) -> Verdict:
 
 def _talk(facts: RequestFacts) -> _Talk:
     recent = facts.turns[-LOOK_BACK:]
-    last = next((i for i in reversed(range(len(recent))) if recent[i].role == "user"), None)
-    ask = recent[last].text if last is not None else (recent[-1].text if recent else "")
+    last = len(recent) - 1
+    while last >= 0 and recent[last].role != "user":
+        last -= 1
+    ask = recent[last].text if recent else ""  # the very last turn where none is the user's
     system = next((turn.text for turn in facts.turns[:LOOK_BACK] if turn.role == "system"), None)
-    before = [turn for turn in reversed(recent[: last or 0]) if turn.role != "system"]
+    before = [turn for turn in reversed(recent[: max(last, 0)]) if turn.role != "system"]
     return _Talk(facts, read(ask), read(system) if system else None, before, _is_agent(facts, system))
 
 

@@ -7,8 +7,8 @@ end, and a sample of lines tells code from prose. So the time depends on the win
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from specproxy.strategies.cues import PHRASES, PHRASES_CJK, WORDS
 
@@ -41,17 +41,27 @@ _GAP_MARKS = (
 # Latin, Greek and Cyrillic letters: other scripts write without spaces and are searched for phrases instead
 _WORD = re.compile(r"[a-zà-ɏͰ-ӿ][a-zà-ɏͰ-ӿ0-9_+#'-]*")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_FORMULA = re.compile(
-    r"\d\s*[*/^×÷=]\s*\d|\d[xyzn]\b|\b[xyz]\s*[=+^]|\bf\(x\)|\\frac|\\int|\|\s?[xyz]\s?[+-]|∫|√|\[\[\d"
-    r"|\d\s?% (?:of|von|de|di) \d|\d (?:times|plus|minus|mal|durch|por|fois|per) \d"
+_FORMULA_OF_DIGITS = re.compile(
+    r"\d(?:\s*[*/^×÷=]\s*\d|[xyzn]\b|\s?% (?:of|von|de|di) \d| (?:times|plus|minus|mal|durch|por|fois|per) \d)"
 )
-_MEASURE = re.compile(r"\d\s?(?:m|cm|mm|km|kg|g|l|s|h|ft|mph|km/h|m/s|%|€|°)(?![\w])|[$€£]\d")
-_IDENTIFIER = re.compile(
-    r"\b[a-z]+_[a-z_]+\b|\b[a-z]+[A-Z]\w+\b|\b\w+\([\w, ]*\)|\.(?:py|js|ts|c|h|cpp|java|go|rs|rb|sh)\b"
+_FORMULA_OF_NAMES = re.compile(r"\b[xyz]\s*[=+^]|\bf\(x\)|\|\s?[xyz]\s?[+-]")
+_DIGIT_MATRIX = re.compile(r"\[\[\d")
+_FORMULA_MARKS = ("\\frac", "\\int", "∫", "√")
+_MEASURE = re.compile(r"\d\s?(?:m|cm|mm|km|kg|g|l|s|h|ft|mph|km/h|m/s|%|€|°)(?![\w])")
+_MONEY = re.compile(r"[$€£]\d")
+# shapes of identifiers, each behind a cheaper test without which it cannot match
+_CAPITAL_INSIDE = re.compile(r"[a-z][A-Z]")
+_IDENTIFIERS: tuple[tuple[Callable[[str], object], re.Pattern[str]], ...] = (
+    (lambda text: "_" in text, re.compile(r"\b[a-z]+_[a-z_]+\b")),
+    (_CAPITAL_INSIDE.search, re.compile(r"\b[a-z]+[A-Z]\w+\b")),
+    (lambda text: "(" in text, re.compile(r"\b\w+\([\w, ]*\)")),
+    (lambda text: "." in text, re.compile(r"\.(?:py|js|ts|c|h|cpp|java|go|rs|rb|sh)\b")),
 )
 _QUOTED = re.compile(r"[\"'“”„«‘][^\"'“”„«»‘’]{3,}[\"'”“»’]")
+_CAPITALS = re.compile(r"[A-Z][A-Z]")
 _LANGUAGE_CODES = re.compile(r"\b[A-Z]{2}\s?(?:->|→|>|to)\s?[A-Z]{2}\b")
 # languages whose names are everyday words or letters
+_SHORT_NAME = re.compile(r"(?:Go|C|R)\b")
 _SHORT_LANGUAGE = re.compile(r"(?:\b(?:in|using|some|a|to|en|with)|用) ?(?:Go|C|R)\b(?!['’])|^(?:Go|C|R):")
 _FIRST_PERSON = re.compile(r"(?:i|i'm|i've|my|we|that's|that|you|you're|no|ich|yo|je|j'ai)\b", re.IGNORECASE)
 _SECOND_PERSON = re.compile(
@@ -73,8 +83,7 @@ _CODE_SHAPES = re.compile(
 _TAGS_OF_TEXT = frozenset({"", "text", "txt", "markdown", "md", "plaintext"})
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A text, read. Cue words are those of its instruction, see `strategies.cues`.
 
     `chars` is the length of the whole text, `material` what stands outside of fences and is not instruction.
@@ -106,13 +115,15 @@ class Reading:
 
     def has(self, *groups: str) -> bool:
         """Whether the instruction holds a cue of any of these groups."""
-        return any(group in self.counts for group in groups)
+        return not self.counts.keys().isdisjoint(groups)
 
     def before(self, group: str, *others: str) -> bool:
         """Whether the first cue of a group stands before those of the others."""
-        if group not in self.first:
+        first = self.first
+        if group not in first:
             return False
-        return all(self.first[group] < self.first.get(other, self.words + 1) for other in others)
+        position = first[group]
+        return position <= self.words and all(position < first[other] for other in others if other in first)
 
 
 def read(text: str) -> Reading:
@@ -120,27 +131,30 @@ def read(text: str) -> Reading:
     kept = text if len(text) <= 2 * END else f"{text[:END]}\n{text[-END:]}"
     outside, fences = _split_fences(kept)
     instruction = _instruction(outside)
-    words = _WORD.findall(instruction.lower())
-    counts, first = _cues(instruction, words)
+    lowered = instruction.lower()
+    words = _WORD.findall(lowered)
+    counts, first = _cues(instruction, lowered, words)
+    numbers = _NUMBER.findall(instruction)
+    marked = "?" in instruction or "？" in instruction
     return Reading(
         chars=len(text),
         instruction=instruction,
         counts=counts,
         first=first,
-        lead=frozenset(group for group, position in first.items() if position < LEAD),
+        lead=frozenset([group for group, position in first.items() if position < LEAD]),
         words=len(words),
-        numbers=sum(1 for number in _NUMBER.findall(instruction) if not _is_year(number)),
-        formula=_FORMULA.search(instruction) is not None,
-        measures=_MEASURE.search(instruction) is not None,
-        asks="?" in instruction or "？" in instruction or first.get("question", LEAD) == 0,
-        edge_asks=any(line.endswith(("?", "？")) for line in instruction.split("\n")),
+        numbers=len([number for number in numbers if not _is_year(number)]),
+        formula=_is_formula(instruction, bool(numbers)),
+        measures=bool(numbers) and (_MEASURE.search(instruction) or _MONEY.search(instruction)) is not None,
+        asks=marked or first.get("question", LEAD) == 0,
+        edge_asks=marked and any(line.endswith(("?", "？")) for line in instruction.split("\n")),
         addresses=_SECOND_PERSON.match(instruction) is not None,
         states=_FIRST_PERSON.match(instruction) is not None,
         quotes=_QUOTED.search(instruction) is not None,
-        pair=_LANGUAGE_CODES.search(instruction) is not None,
+        pair=_CAPITALS.search(instruction) is not None and _LANGUAGE_CODES.search(instruction) is not None,
         has_code=any(_is_code(fence) for fence in fences) or _code_share(outside) >= CODE,
         material=max(0, len(text) - sum(map(len, fences)) - len(instruction)),
-        gap=any(mark in kept for mark in _GAP_MARKS),
+        gap=("<" in kept or "[" in kept) and any(mark in kept for mark in _GAP_MARKS),
     )
 
 
@@ -180,30 +194,46 @@ def _is_year(number: str) -> bool:
     return len(number) == 4 and number.isdigit() and int(number) in YEARS
 
 
-def _cues(instruction: str, words: list[str]) -> tuple[dict[str, int], dict[str, int]]:
+def _is_formula(instruction: str, digits: bool) -> bool:
+    """Whether there is a formula in the text, which has digits or has none."""
+    if digits and (_FORMULA_OF_DIGITS.search(instruction) or _DIGIT_MATRIX.search(instruction)):
+        return True
+    if any(mark in instruction for mark in _FORMULA_MARKS):
+        return True
+    signs = any(sign in instruction for sign in "=+^|(")
+    return signs and _FORMULA_OF_NAMES.search(instruction) is not None
+
+
+def _cues(instruction: str, lowered: str, words: list[str]) -> tuple[dict[str, int], dict[str, int]]:
     """Cues by group: how many, and where the first is."""
     counts: dict[str, int] = {}
     first: dict[str, int] = {}
+    lookup = WORDS.get
+    for position, word in enumerate(words):
+        groups = lookup(word)
+        if groups is None:
+            if "-" not in word:
+                continue
+            groups = tuple(group for part in word.split("-") for group in lookup(part, ()))
+        for group in groups:
+            if group in counts:
+                counts[group] += 1
+            else:
+                counts[group], first[group] = 1, position
 
-    def found(group: str, position: int) -> None:
+    def found(group: str, text: str, at: int) -> None:
+        position = text.count(" ", 0, at)
         counts[group] = counts.get(group, 0) + 1
         first[group] = min(position, first.get(group, position))
 
-    for position, word in enumerate(words):
-        groups = WORDS.get(word)
-        if groups is None and "-" in word:
-            groups = tuple(group for part in word.split("-") for group in WORDS.get(part, ()))
-        for group in groups or ():
-            found(group, position)
-    lowered = instruction.lower()
     for phrase, group in PHRASES if lowered.isascii() else PHRASES + PHRASES_CJK:
-        at = lowered.find(phrase)
-        if at >= 0:
-            found(group, lowered.count(" ", 0, at))
-    if named := _SHORT_LANGUAGE.search(instruction):
-        found("programming_language", instruction.count(" ", 0, named.start()))
-    if named := _IDENTIFIER.search(instruction):
-        found("tech", instruction.count(" ", 0, named.start()))
+        if phrase in lowered:
+            found(group, lowered, lowered.find(phrase))
+    if _SHORT_NAME.search(instruction) and (named := _SHORT_LANGUAGE.search(instruction)):
+        found("programming_language", instruction, named.start())
+    starts = [m.start() for may, shape in _IDENTIFIERS if may(instruction) and (m := shape.search(instruction))]
+    if starts:
+        found("tech", instruction, min(starts))
     return counts, first
 
 

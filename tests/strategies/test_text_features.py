@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specproxy.strategies import text_features
 from specproxy.strategies.text_features import END, SHORT, read
 
 PYTHON = "import os\n\ndef walk(top):\n    for name in os.listdir(top):\n        print(name)\n    return None\n"
@@ -82,6 +83,35 @@ def test_formulas(text: str) -> None:
     """Arithmetic and algebra are recognised by shape."""
     assert read(text).formula
     assert not read("a walk in the park, 3 of us").formula
+
+
+@pytest.mark.parametrize(
+    "text", ["x = 3", "|y - 1| < 2", "plot f(x)", "\\frac{a}{b}", "∫ sin", "√a", "[[1 2]]", "the 2n of it"]
+)
+def test_formulas_of_names_and_marks(text: str) -> None:
+    """Each shape counts by itself, whatever cheaper test stands before it."""
+    assert read(text).formula
+
+
+@pytest.mark.parametrize("text", ["costs $5", "5 km", "60 km/h", "20%"])
+def test_measures(text: str) -> None:
+    """A number beside its unit; neither counts alone."""
+    assert read(text).measures
+    assert not read("km and $ and 5 of them").measures
+
+
+words_of_code = st.lists(st.sampled_from([*"aBz_(.), ", "py", "Go", "fooBar", "in", "EN", "->"]), max_size=12)
+
+
+@given(words_of_code.map("".join))
+def test_cheap_tests_hide_no_match(text: str) -> None:
+    """What is looked for before a slower pattern is a part of whatever that pattern finds."""
+    for may, shape in text_features._IDENTIFIERS:
+        assert may(text) or not shape.search(text)
+    if text_features._SHORT_LANGUAGE.search(text):
+        assert text_features._SHORT_NAME.search(text)
+    if text_features._LANGUAGE_CODES.search(text):
+        assert text_features._CAPITALS.search(text)
 
 
 @pytest.mark.parametrize(
