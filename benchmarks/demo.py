@@ -1,10 +1,10 @@
 """`make demo`: the main job on a real model, then on a model whose best strategies are known.
 
 Starts `specproxy start` with managed lanes, sends a fresh mix of requests through it with the official openai
-client, and sends fresh prompts of the same kinds straight to every lane as the control, interleaved (with the
-embedded engine pinned through the proxy, which learns from them too). Ends with
-a table for each part: what was tried, what was chosen, and what it gained or lost. Losing numbers are shown as
-they are.
+client (the embedded engine also gets some from the ollama client), and sends fresh prompts of the same kinds
+straight to every lane as the control, interleaved (with the embedded engine pinned through the proxy, which
+learns from them too). Ends with a table for each part: what was tried, what was chosen, and what it gained or
+lost. Losing numbers are shown as they are.
 
     python -m benchmarks.demo [--requests N] [--seed N] [--part real|synthetic|both]
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import synthetic, workload
 from benchmarks.demo_table import print_part
-from benchmarks.live import Row, Running, Sample, send, started
+from benchmarks.live import Row, Running, Sample, ollama_body, send, send_ollama, started
 from benchmarks.models import calibrated, smollm2
 
 CONTROLS = 2  # control prompts for each kind on each lane
@@ -56,6 +55,14 @@ def plan_runs(
     return runs
 
 
+def send_routed(proxy: Running, row: Row, i: int) -> Sample:
+    """Every other request as a stream; every third in Ollama's shape, where the lanes answer that."""
+    body = ollama_body(row.request) if proxy.ollama_model and i % 3 == 0 else None
+    if body is None:
+        return send(proxy.url, row, stream=i % 2 == 0)
+    return send_ollama(proxy.url, proxy.ollama_model, row.kind, body, stream=i % 2 == 0)
+
+
 def run_part(
     title: str, proxy: Running, rows: list[Row], controls: list[Row], rng: random.Random, console: Console
 ) -> tuple[list[Sample], list[Sample]]:
@@ -74,7 +81,7 @@ def run_part(
         task = progress.add_task(title, total=len(runs), last="")
         for i, (row, strategy) in enumerate(runs):
             if strategy is None:
-                sample = send(proxy.url, row, stream=i % 2 == 0)
+                sample = send_routed(proxy, row, i)
                 routed.append(sample)
                 last = f"{sample.kind} → {sample.strategy}"
             else:
@@ -97,7 +104,7 @@ def real_part(n: int, seed: int, console: Console, state: Path, engine: str) -> 
     kinds = [k for k in workload.kinds() if k != "infill"]
     rows = [
         Row(r.kind, {**r.request, "temperature": TEMPERATURES.get(r.kind, 0.0)})
-        for r in workload.build(n + len(kinds) * CONTROLS * 2, seed, max_tokens=64, kinds=kinds)
+        for r in workload.build(n + len(kinds) * CONTROLS * 2, seed, max_tokens=48, kinds=kinds)
     ]
     mix, pool = share_out(rows, CONTROLS * 2)
     with started(["--model", str(model)], state=state, console=console, engine=engine) as proxy:
@@ -149,4 +156,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ollama
 import openai
 from rich.console import Console
 
-__all__ = ["Row", "Running", "Sample", "free_port", "get_json", "send", "started"]
+__all__ = ["Row", "Running", "Sample", "free_port", "get_json", "ollama_body", "send", "send_ollama", "started"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Running:
 
     url: str
     lanes: dict[str, str] = field(default_factory=dict)
+    ollama_model: str = ""  # what the model is called in Ollama's API, where the lanes answer it
 
 
 def free_port() -> int:
@@ -108,6 +110,7 @@ def started(
         try:
             status = wait_ready(url, child, log, 240)
             running = Running(url)
+            running.ollama_model = _ollama_model(url)
             for lane in status["lanes"]:
                 if lane["health"] == "ready":
                     running.lanes[lane["strategy"]] = lane.get("address") or url
@@ -153,3 +156,50 @@ def send(base: str, row: Row, *, stream: bool, strategy: str = "") -> Sample:
         drafted=int(timings.get("draft_n", 0)),
         accepted=int(timings.get("draft_n_accepted", 0)),
     )
+
+
+def ollama_body(request: dict[str, Any]) -> dict[str, Any] | None:
+    """An OpenAI chat request in Ollama's shape (/api/chat), without model; None if that lacks a word."""
+    if "tool_choice" in request or any(not isinstance(m.get("content"), str) for m in request["messages"]):
+        return None
+    names = {"max_tokens": "num_predict", "temperature": "temperature", "top_k": "top_k", "min_p": "min_p"}
+    body: dict[str, Any] = {
+        "messages": request["messages"],
+        "options": {ours: request[name] for name, ours in names.items() if name in request},
+    }
+    if "tools" in request:
+        body["tools"] = request["tools"]
+    wanted = request.get("response_format", {"type": "text"})
+    if wanted["type"] != "text":
+        schema = wanted["type"] == "json_schema"
+        body["format"] = wanted["json_schema"]["schema"] if schema else "json"
+    return body
+
+
+def send_ollama(base: str, model: str, kind: str, body: dict[str, Any], *, stream: bool) -> Sample:
+    """Send one chat request with the ollama client. Its API tells no draft counts."""
+    headers: dict[str, str] = {}
+    client = ollama.Client(host=base, event_hooks={"response": [lambda reply: headers.update(reply.headers)]})
+    begun = time.perf_counter()
+    if stream:
+        *_, last = client.chat(model=model, stream=True, **body)
+    else:
+        last = client.chat(model=model, **body)
+    return Sample(
+        kind=kind,
+        strategy=headers.get("x-specproxy-strategy", ""),
+        workload=headers.get("x-specproxy-workload", ""),
+        total_s=time.perf_counter() - begun,
+        tokens=last.eval_count or 0,
+        decode_s=(last.eval_duration or 0) / 1e9,
+        drafted=0,
+        accepted=0,
+    )
+
+
+def _ollama_model(url: str) -> str:
+    """The first model that Ollama's API names here, empty where nobody answers it."""
+    try:
+        return str(get_json(f"{url}/api/tags")["models"][0]["name"])
+    except (urllib.error.URLError, KeyError, IndexError, TypeError, ValueError):
+        return ""

@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[str, float, dict[str, Any], str]] = {
 }
 
 
-def build(pair: CalibratedPair, n: int, rng: random.Random, *, max_tokens: int = 48) -> list[Row]:
+def build(pair: CalibratedPair, n: int, rng: random.Random, *, max_tokens: int = 40) -> list[Row]:
     """`n` requests in equal shares of KINDS, shuffled. Their texts start at random words of their regions.
 
     The json region's words need no closing brace to be what was asked for here: how fast a given text comes.
