@@ -39,7 +39,8 @@ class _Misfit(BackendError):
 
 
 class ManagedLlamaServer:
-    """Lanes that are processes of our own (a `Backend`). The first plan is the plain lane, and the one needed.
+    """Lanes that are processes of our own (a `Backend`). The first plan is the plain lane, and the one needed,
+    unless `needs_plain` is false: then plain is somewhere else, and none of these lanes is a must.
 
     A lane that dies is started again with back-off, and dropped after several failures in a row. A lane that
     claims to speculate and does not is dropped at once: it would be plain with a better name. `on_change` is
@@ -51,12 +52,14 @@ class ManagedLlamaServer:
         name: str,
         plans: Sequence[LanePlan],
         *,
+        needs_plain: bool = True,
         backoff: Backoff | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        if not plans or not plans[0].lane.strategy.is_plain:
+        if not plans or (needs_plain and not plans[0].lane.strategy.is_plain):
             raise ValueError("the first lane must be plain")
         self.name = name
+        self._needs_plain = needs_plain
         gate = asyncio.Semaphore(1)  # loading is bound by disk and cores: one at a time, plain first
         self._runners = {
             plan.lane.id: _Runner(plan, gate, replace(backoff or Backoff()), on_change) for plan in plans
@@ -64,7 +67,8 @@ class ManagedLlamaServer:
         self._tasks = Tasks()
 
     async def start(self) -> None:
-        """Start all lanes; returns once plain is ready. The others come up one after another meanwhile.
+        """Start all lanes; returns once plain is ready, or at once where it is not needed. The others come up
+        one after another meanwhile.
 
         Raises:
             ConfigError: plain does not come up.
@@ -72,6 +76,8 @@ class ManagedLlamaServer:
         try:
             for lane_id, runner in self._runners.items():
                 self._tasks.spawn(runner.run(), name=f"lane {lane_id} of {self.name}")
+            if not self._needs_plain:
+                return
             plain = next(iter(self._runners.values()))
             await plain.settled.wait()
             if plain.status.health is not Health.READY:

@@ -30,7 +30,9 @@ class ManagedOptions:
     """What to run. None means: whatever fits, or the server's own default.
 
     `strategies` are names as in `Strategy.parse`. `memory` bounds what the lanes take together, in bytes.
-    `program` overrides the search for a llama-server. `log_dir` collects each lane's output.
+    `program` overrides the search for a llama-server. `log_dir` collects each lane's output. `exclude` names
+    strategies that somebody else runs on the model already: with plain among them no lane is a must.
+    `max_ctx` is the longest context that is of use where `ctx` is None.
     """
 
     model: Path
@@ -47,6 +49,8 @@ class ManagedOptions:
     draft_p_min: float | None = None
     log_dir: Path | None = None
     backend: str = "managed"
+    exclude: tuple[str, ...] = ()
+    max_ctx: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,12 @@ class ManagedPlan:
 
     def backend(self, on_change: Callable[[], None] = lambda: None) -> ManagedLlamaServer:
         """The lanes as a backend, not yet started; call it in the event loop."""
-        return ManagedLlamaServer(self.options.backend, self.lanes, on_change=on_change)
+        return ManagedLlamaServer(
+            self.options.backend,
+            self.lanes,
+            needs_plain="plain" not in self.options.exclude,
+            on_change=on_change,
+        )
 
 
 def measure_budget(options: ManagedOptions) -> tuple[Budget, tuple[machine.Gpu, ...]]:
@@ -103,10 +112,11 @@ def plan_managed(options: ManagedOptions) -> ManagedPlan:
             for lane_id, strategy in zip(ids, wanted, strict=True)
         ]  # fmt: skip
 
-    ctx = options.ctx or memory.choose_ctx(target.context_length, needs_at, budget)
+    longest = min(filter(None, (target.context_length, options.max_ctx)), default=None)
+    ctx = options.ctx or memory.choose_ctx(longest, needs_at, budget)
     fitting = memory.plan(needs_at(ctx), budget)
     refused += fitting.refused
-    if not fitting.started or fitting.started[0].id != ids[0]:
+    if "plain" not in options.exclude and (not fitting.started or fitting.started[0].id != ids[0]):
         reason = next(item.reason for item in fitting.refused if item.id == ids[0])
         raise ConfigError(
             f"{options.model.name} does not fit: plain {reason}", hint="a smaller model, --ctx or quantisation"
@@ -129,16 +139,17 @@ def plan_managed(options: ManagedOptions) -> ManagedPlan:
 def _strategies(
     options: ManagedOptions, target: ModelFacts, draft: ModelFacts | None
 ) -> tuple[list[Strategy], list[Refusal]]:
-    """Plain first, then what was asked for or everything, as far as target and draft support it.
+    """Plain first, then what was asked for or everything, as far as target and draft support it; without
+    what is excluded.
 
     Raises:
         ConfigError: a strategy was asked for that the model cannot do.
     """
     asked = [Strategy.parse(name) for name in options.strategies or ()]
     candidates = asked or [Strategy((name,)) for name in ("ngram", "mtp", "draft")]
-    wanted, refused = [Strategy()], []
+    wanted, refused = [Strategy()] if "plain" not in options.exclude else [], []
     for strategy in candidates:
-        if strategy.is_plain:
+        if strategy.is_plain or strategy.name in options.exclude:
             continue
         if reason := _impossible(strategy, target, draft):
             if asked:
