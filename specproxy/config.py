@@ -145,7 +145,7 @@ class Settings(_Section):
     model: str | None = None
     """GGUF file to run, or the name of a model that Ollama has."""
     draft: File | None = None
-    """GGUF file of a draft model for it."""
+    """GGUF file of a draft model for it, or for the model of a running server with `manage`."""
     engine: EngineChoice = "auto"
     """What runs the model: the embedded engine, managed llama-server processes, or the first installed."""
     manage: bool = False
@@ -204,8 +204,8 @@ class Settings(_Section):
                 f"host: {self.host!r} is reachable from other machines, which needs a token; "
                 f"set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1"
             )
-        if self.draft is not None and self.model is None:
-            found.append("draft: a draft model needs its target; set model too")
+        if self.draft is not None and self.model is None and not self.manage:
+            found.append("draft: a draft model needs its target; set model too, or manage")
         if self.engine == "embedded" and self.model is None:
             found.append("engine: the embedded engine needs a model; set model too")
         return found

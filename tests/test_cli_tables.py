@@ -76,6 +76,31 @@ def test_status_fits_and_says_all(
     assert "Decoding saved about 20 s against plain so far." in flat
 
 
+COMMAND = "specproxy start --upstream http://127.0.0.1:11434 --manage --llama-args '--some-flag with words'"
+LONE = Rung(4, "observe", "nothing to choose from", (f"To have more lanes:\n{COMMAND}",)).json()
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_commands_can_be_copied(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """They stand on a line of their own, whole, under the server that they are about, and once."""
+    data = status() | {"rung": LONE}
+    data["upstreams"][0]["rung"] = LONE
+    for lines in (printed(capsys, monkeypatch, columns, data).splitlines(), list(banner(data, columns))):
+        assert [line.strip() for line in lines].count(COMMAND) == 1
+        assert sum("Rung 4" in line for line in lines) == 1
+
+
+def test_a_server_that_loads_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instead of its models."""
+    data = status()
+    data["upstreams"][0]["loading"] = True
+    assert "ollama, loading its model" in printed(capsys, monkeypatch, 80, data)
+
+
 def test_status_before_the_first_request(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

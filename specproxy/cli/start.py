@@ -31,7 +31,9 @@ FLAGS: tuple[Callable[..., Any], ...] = (
         "--upstream", multiple=True, metavar="URL", help="Running server to stand in front of; repeatable."
     ),
     click.option("--model", metavar="GGUF", help="Model file to run, or the name of a model that Ollama has."),
-    click.option("--draft", type=FILE, metavar="GGUF", help="Draft model for it."),
+    click.option(
+        "--draft", type=FILE, metavar="GGUF", help="Draft model for it, or for a running server's model."
+    ),
     click.option("--engine", type=Choice(get_args(EngineChoice)), help="What runs the model."),
     click.option(
         "--manage/--no-manage", default=None, help="Start further lanes on a running server's weights."

@@ -48,12 +48,22 @@ def _print_head(console: Console, data: Row) -> None:
     )
     for upstream in data["upstreams"]:
         console.print(Text(upstream_line(upstream)))
-    rung = data.get("rung")
-    if rung:
-        console.print(Text(f"Rung {rung['number']} ({rung['name']}): {rung['why']}"))
-        for line in rung["advice"]:
-            console.print(Text(f"  {line}", style="yellow"))
+        _print_rung(console, upstream.get("rung"))
+    if data["rung"] not in [upstream.get("rung") for upstream in data["upstreams"]]:
+        _print_rung(console, data["rung"])
     console.print()
+
+
+def _print_rung(console: Console, rung: Row | None) -> None:
+    """The rung and why, and advice; a command is not wrapped, so that it can be copied."""
+    if rung is None:
+        return
+    console.print(Text(f"Rung {rung['number']} ({rung['name']}): {rung['why']}"))
+    for item in rung["advice"]:
+        text, _, command = item.partition("\n")
+        console.print(Text(f"  {text}", style="yellow"))
+        if command:
+            console.print(Text(f"    {command}"), soft_wrap=True)
 
 
 def _table(*columns: tuple[str, str]) -> Table:

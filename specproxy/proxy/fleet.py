@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from specproxy.adapters.base import Backend
 from specproxy.adapters.probe import Prober
 from specproxy.config import Settings
 from specproxy.errors import BackendError
+from specproxy.proxy.beside import Beside
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Rung, Upstream
 from specproxy.records import Lane
@@ -33,7 +35,9 @@ class Fleet:
     def __init__(self, settings: Settings) -> None:
         self._own = _own_lanes(settings) if settings.model is not None else None
         alone = self._own is None
-        self._sidecar = Sidecar(settings.upstream, Prober()) if alone or settings.upstream else None
+        beside = partial(_beside, settings) if alone and settings.manage else None
+        sidecar = alone or settings.upstream
+        self._sidecar = Sidecar(settings.upstream, Prober(), beside=beside) if sidecar else None
         self._changed: Callable[[], None] = lambda: None
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -63,18 +67,20 @@ class Fleet:
 
     @property
     def rung(self) -> Rung | None:
-        """The rung of the start-up ladder that was taken."""
-        return self._own.rung if self._own is not None else None
+        """The rung of the start-up ladder that was taken; of several servers, the first one's that is there."""
+        if self._own is not None:
+            return self._own.rung
+        return next((server.rung for server in self.upstreams if server.rung is not None), None)
 
     def facts(self) -> Mapping[str, LaneFacts]:
         """What the learner may know beforehand, by lane id."""
-        return self._own.facts() if self._own is not None else {}
+        others = self._sidecar.facts() if self._sidecar is not None else {}
+        return {**others, **(self._own.facts() if self._own is not None else {})}
 
     def address(self, lane: Lane) -> str:
         """Base URL at which a lane itself can be reached; empty where there is none."""
-        for server in self.upstreams:
-            if server.backend == lane.backend:
-                return server.url
+        if self._sidecar is not None and (address := self._sidecar.address(lane)):
+            return address
         return self._own.address(lane) if self._own is not None else ""
 
     @property
@@ -109,6 +115,10 @@ class Fleet:
             await self._own.aclose()
         if self._sidecar is not None:
             await self._sidecar.aclose()
+
+
+def _beside(settings: Settings, name: str, suffix: str, changed: Callable[[], None]) -> Beside:
+    return Beside(name, settings, changed, suffix=suffix)
 
 
 def _own_lanes(settings: Settings) -> EngineLanes | ManagedLanes:

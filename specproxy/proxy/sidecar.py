@@ -7,21 +7,26 @@ it is and which models it has is asked again and again: models come and go, serv
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import structlog
 
-from specproxy.adapters.base import Backend, Exchange, ProbeResult, Sink, UpstreamRequest
+from specproxy.adapters.base import Backend, Exchange, ProbeResult, ServedModel, Sink, UpstreamRequest
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpBackend
 from specproxy.adapters.refused import RefusedExchange
 from specproxy.adapters.tasks import Tasks
+from specproxy.adapters.weights import Weights, find_weights
 from specproxy.errors import BackendError, UpstreamConnectError
+from specproxy.proxy.beside import Beside, Wish
+from specproxy.proxy.ladder import Standing, climb, focus, model_facts, own_strategy
 from specproxy.proxy.status import Upstream
-from specproxy.records import Control, Health, Lane, LaneStatus, Strategy
+from specproxy.records import Control, Health, Lane, LaneStatus
+from specproxy.strategies.cost import LaneFacts
 
 __all__ = ["USUAL_URLS", "Probe", "Sidecar"]
 
@@ -30,10 +35,13 @@ USUAL_URLS = tuple(f"http://127.0.0.1:{port}" for port in (11434, 8080, 9931, 12
 
 RETRY_S = 2.0  # between looks at servers that cannot be reached
 REFRESH_S = 30.0  # between looks at servers that can: models come and go
+CLOSE_S = 5.0  # and where our lanes answer in a server's place, which must not be those of an earlier model
+PLAN_WAIT_S = 10.0  # how long the start waits to be able to say which further lanes there will be
 SINGLE_MODEL_KINDS = ("llama-server", "unknown")  # answer for one model, whatever name a request gives
 STRIP_ORIGIN_KINDS = ("ollama",)
 
 Probe = Callable[[str], Awaitable[ProbeResult]]
+MakeBeside = Callable[[str, str, Callable[[], None]], Beside]
 
 log = structlog.get_logger("specproxy")
 
@@ -42,6 +50,9 @@ log = structlog.get_logger("specproxy")
 class _Server:
     upstream: Upstream
     backend: HttpBackend
+    beside: Beside | None = None
+    surveyed: tuple[str, ServedModel] | None = None  # what `weights` is of
+    weights: Weights | None = None
 
 
 class Sidecar:
@@ -51,12 +62,22 @@ class Sidecar:
         urls: base URLs to stand in front of; each keeps its place while it is away. Empty: those of
             `USUAL_URLS` that answer, the first one first.
         probe: finds out what is at a URL; an unreachable one is a result, not an error.
+        weights: looks for the file of a server's model; it may block.
+        beside: makes what starts further lanes beside a server, from a backend's name, a suffix of lane ids
+            and a listener; None where nobody has consented to that.
     """
 
-    def __init__(self, urls: Sequence[str], probe: Probe) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        probe: Probe,
+        *,
+        weights: Callable[[str, ServedModel], Weights] = find_weights,
+        beside: MakeBeside | None = None,
+    ) -> None:
         self._fixed = bool(urls)
         self._urls = tuple(urls) or USUAL_URLS
-        self._probe = probe
+        self._probe, self._find_weights, self._make_beside = probe, weights, beside
         self._servers = {url: self._server(url) for url in self._urls}
         self._tasks = Tasks()
         self._hurry = asyncio.Event()
@@ -77,12 +98,35 @@ class Sidecar:
     @property
     def backends(self) -> tuple[Backend, ...]:
         """One for each server that counts; where nobody has answered yet, one that says so."""
-        found = [s.backend for s in self._servers.values() if self._fixed or s.upstream.found.reachable]
+        found: list[Backend] = []
+        for server in self._servers.values():
+            if self._fixed or server.upstream.found.reachable:
+                found.append(server.backend)
+                if server.beside is not None and server.beside.backend is not None:
+                    found.append(server.beside.backend)
         return tuple(found) or (self._nobody,)
+
+    def facts(self) -> Mapping[str, LaneFacts]:
+        """What the learner may know beforehand, by lane id."""
+        known: dict[str, LaneFacts] = {}
+        for server in self._servers.values():
+            known |= _own_facts(server)
+            known |= server.beside.facts() if server.beside is not None else {}
+        return known
+
+    def address(self, lane: Lane) -> str:
+        """Base URL at which a lane can be reached; empty where there is none."""
+        for url, server in self._servers.items():
+            if server.backend.name == lane.backend:
+                return url
+            if server.beside is not None and server.beside.name == lane.backend:
+                return server.beside.address(lane)
+        return ""
 
     async def start(self) -> None:
         """Look once at every server, and go on looking in the background."""
         await asyncio.gather(*(self._look(server) for server in self._servers.values()))
+        await self._planned()
         away = [url for url, server in self._servers.items() if not server.upstream.found.reachable]
         if self._fixed and away:
             log.warning("upstream not reachable; trying again in the background", probed=", ".join(away))
@@ -102,7 +146,17 @@ class Sidecar:
         """Stop looking, close connections; idempotent."""
         await self._tasks.aclose()
         for server in self._servers.values():
+            if server.beside is not None:
+                await server.beside.aclose()
             await server.backend.aclose()
+
+    async def _planned(self) -> None:
+        """Wait until it is known which further lanes there will be, so that this can be said at the start."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PLAN_WAIT_S):
+                await asyncio.gather(
+                    *(s.beside.planned() for s in self._servers.values() if s.beside is not None)
+                )
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -113,7 +167,8 @@ class Sidecar:
             ]
             settled = all(ready) if self._fixed else any(ready)
             try:
-                async with asyncio.timeout(REFRESH_S if settled else RETRY_S):
+                pause = CLOSE_S if self._make_beside is not None else REFRESH_S
+                async with asyncio.timeout(pause if settled else RETRY_S):
                     await self._hurry.wait()
             except TimeoutError:
                 pass
@@ -127,18 +182,15 @@ class Sidecar:
         if found.silent and before.reachable:
             return  # busy with a request, as far as can be told
         server.upstream.found = found
-        if not found.reachable:
-            for status in server.backend.lanes():
-                server.backend.mark(status.lane.id, Health.UNHEALTHY, f"{url} cannot be reached")
-        else:
-            endpoint = server.backend.transport.endpoint
-            strip = found.kind in STRIP_ORIGIN_KINDS
-            server.backend.transport.endpoint = replace(endpoint, strip_origin=strip)
-            if not found.loading:
-                server.backend.set_lanes(_lanes(server.upstream, alone=len(self._servers) == 1))
-            health, note = (Health.UNHEALTHY, "it is loading") if found.loading else (Health.READY, "")
-            for status in server.backend.lanes():
-                server.backend.mark(status.lane.id, health, note)
+        if found.reachable and not found.loading:
+            await self._survey(server)
+            self._renew_lanes(server)
+        elif server.beside is not None:
+            server.beside.away()
+        health, note = _health(url, found)
+        for status in server.backend.lanes():
+            server.backend.mark(status.lane.id, health, note)
+        self._stand(server)
         if (found.reachable, found.loading, found.models) != (before.reachable, before.loading, before.models):
             log.info(
                 "upstream " + ("found" if found.reachable else "lost"),
@@ -148,33 +200,121 @@ class Sidecar:
             )
             self._changed()
 
+    async def _survey(self, server: _Server) -> None:
+        """Choose the model to look after, and look for its file if it is another one than last time."""
+        upstream = server.upstream
+        current = upstream.model.name if upstream.model is not None else ""
+        upstream.model = model = focus(upstream.found, current)
+        key = (upstream.found.version, replace(model, loaded=True)) if model is not None else None
+        if key != server.surveyed:
+            server.surveyed = key
+            server.weights = (
+                await asyncio.to_thread(self._find_weights, upstream.url, model) if model is not None else None
+            )
+
+    def _renew_lanes(self, server: _Server) -> None:
+        """Bring a server's own lanes, and those beside it, up to what was found."""
+        upstream, found = server.upstream, server.upstream.found
+        endpoint = server.backend.transport.endpoint
+        server.backend.transport.endpoint = replace(endpoint, strip_origin=found.kind in STRIP_ORIGIN_KINDS)
+        lanes = _lanes(server, alone=len(self._servers) == 1)
+        server.backend.set_lanes(lanes.values())
+        model = upstream.model
+        lane = lanes.get(model.name) if model is not None else None
+        if server.beside is None and self._make_beside is not None:
+            suffix = "" if len(self._servers) == 1 else f"@{upstream.backend}"
+            server.beside = self._make_beside(
+                f"beside {upstream.backend}", suffix, lambda: self._beside_changed(server)
+            )
+        if server.beside is not None:
+            wish = (
+                Wish.of(lane, found.kind, model, server.weights)
+                if lane is not None and model is not None
+                else None
+            )
+            server.beside.follow(wish)
+
+    def _beside_changed(self, server: _Server) -> None:
+        self._stand(server)
+        self._changed()
+
+    def _stand(self, server: _Server) -> None:
+        """Work out the rung that a server stands on."""
+        upstream, beside = server.upstream, server.beside
+        upstream.rung = climb(
+            Standing(
+                upstream.url,
+                upstream.found,
+                upstream.model,
+                server.weights,
+                consent=self._make_beside is not None,
+                plan=beside.plan if beside is not None else None,
+                trouble=beside.trouble if beside is not None else "",
+            )
+        )
+
     def _server(self, url: str) -> _Server:
         parts = urlsplit(url)
         upstream = Upstream(url, parts.netloc if len(self._urls) > 1 else "upstream")
-        backend = HttpBackend(upstream.backend, Endpoint.parse(url), _lanes(upstream, alone=True))
+        backend = HttpBackend(upstream.backend, Endpoint.parse(url), [_lane(upstream, upstream.backend)])
         for status in backend.lanes():
             backend.mark(status.lane.id, Health.UNHEALTHY, f"{url} was not reached yet")
         return _Server(upstream, backend)
 
 
-def _lanes(upstream: Upstream, *, alone: bool) -> list[Lane]:
-    """One lane for each model that the server names, or one for all."""
-    found = upstream.found
-    if found.kind in SINGLE_MODEL_KINDS or not found.models:
-        return [_lane(upstream, upstream.backend, "".join(found.models[:1]), frozenset())]
-    lanes = []
-    for model in found.models:
-        names = {model, model.removesuffix(":latest")} if found.kind == "ollama" else {model}
-        lane_id = model if alone else f"{model}@{upstream.backend}"
-        lanes.append(_lane(upstream, lane_id, model, frozenset(names)))
+def _health(url: str, found: ProbeResult) -> tuple[Health, str]:
+    """Of a server's own lanes, with a note."""
+    if not found.reachable:
+        return Health.UNHEALTHY, f"{url} cannot be reached"
+    return (Health.UNHEALTHY, "it is loading") if found.loading else (Health.READY, "")
+
+
+def _lanes(server: _Server, *, alone: bool) -> dict[str, Lane]:
+    """By model: one lane for each that the server names and that has a choice, or one for all."""
+    upstream, found = server.upstream, server.upstream.found
+    served = {model.name: model for model in found.served} | {
+        name: ServedModel(name) for name in found.models if name not in {m.name for m in found.served}
+    }
+    if found.kind in SINGLE_MODEL_KINDS or not served:
+        model = next(iter(served.values()), ServedModel(""))
+        return {model.name: _lane(upstream, upstream.backend, model, weights=server.weights)}
+    lanes = {}
+    for name, model in served.items():
+        if not model.unrouted:
+            names = {name, name.removesuffix(":latest")} if found.kind == "ollama" else {name}
+            lane_id = name if alone else f"{name}@{upstream.backend}"
+            weights = server.weights if upstream.model == model else None
+            lanes[name] = _lane(upstream, lane_id, model, frozenset(names), weights)
     return lanes
 
 
-def _lane(upstream: Upstream, lane_id: str, target: str, names: frozenset[str]) -> Lane:
+def _lane(
+    upstream: Upstream,
+    lane_id: str,
+    model: ServedModel | None = None,
+    names: frozenset[str] = frozenset(),
+    weights: Weights | None = None,
+) -> Lane:
     """Statistics belong to this server: another address may be another machine."""
-    facts = "\0".join((upstream.url, upstream.found.kind, upstream.found.version, target))
+    model = model or ServedModel("")
+    strategy = own_strategy(model, weights)
+    digest = weights.facts.digest if weights is not None and weights.facts is not None else model.digest
+    found = upstream.found
+    facts = "\0".join((upstream.url, found.kind, found.version, model.name, digest, strategy.name))
     fingerprint = hashlib.sha256(facts.encode()).hexdigest()[:16]
-    return Lane(lane_id, upstream.backend, target, Strategy(), Control.OBSERVE, fingerprint, models=names)
+    return Lane(lane_id, upstream.backend, model.name, strategy, Control.OBSERVE, fingerprint, models=names)
+
+
+def _own_facts(server: _Server) -> dict[str, LaneFacts]:
+    """What is known of the models on a server's own lanes."""
+    upstream = server.upstream
+    models = {model.name: model for model in upstream.found.served}
+    weights = server.weights.facts if server.weights is not None else None
+    return {
+        status.lane.id: model_facts(models[name], weights if models[name] == upstream.model else None)
+        for status in server.backend.lanes()
+        if (name := status.lane.target) in models
+    }
 
 
 class NobodyHome:

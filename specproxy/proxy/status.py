@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specproxy.adapters.base import ProbeResult
+from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.proxy.board import Board, BoardRow, saved_s
 from specproxy.records import Candidate, LaneStatus
 
@@ -17,7 +17,10 @@ Believe = Callable[[str, str], Mapping[str, Candidate]]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """The rung of the start-up ladder that was taken: 1 request field, 2 further lanes, 3 reload, 4 observe."""
+    """The rung of the start-up ladder that was taken: 1 request field, 2 further lanes, 3 reload, 4 observe.
+
+    A line break in an item of `advice` stands before a command, which is not to be wrapped.
+    """
 
     number: int
     name: str
@@ -31,11 +34,16 @@ class Rung:
 
 @dataclass(slots=True)
 class Upstream:
-    """A server that we stand in front of, as its last probe found it; `backend` names its backend."""
+    """A server that we stand in front of, as its last probe found it; `backend` names its backend.
+
+    `model` is the one that the rung is about: the only one, or the one that is loaded.
+    """
 
     url: str
     backend: str = ""
     found: ProbeResult = field(default_factory=lambda: ProbeResult(False))
+    model: ServedModel | None = None
+    rung: Rung | None = None
 
     def json(self) -> dict[str, Any]:
         """As JSON-serialisable data."""
@@ -47,6 +55,7 @@ class Upstream:
             "version": found.version,
             "models": list(found.models),
             "loading": found.loading,
+            "rung": self.rung.json() if self.rung is not None else None,
         }
 
 

@@ -1,0 +1,263 @@
+"""Lanes of our own beside a running server, on the weights that it has loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from specproxy.adapters import machine
+from specproxy.adapters.ask import get_json
+from specproxy.adapters.base import ServedModel
+from specproxy.adapters.gguf_facts import ModelFacts
+from specproxy.adapters.http import Endpoint, HttpTransport
+from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
+from specproxy.adapters.managed import ManagedOptions, ManagedPlan, plan_managed
+from specproxy.adapters.tasks import Tasks
+from specproxy.adapters.weights import Weights
+from specproxy.config import Settings
+from specproxy.errors import BackendError, ConfigError, PairError
+from specproxy.proxy.facts import lane_facts
+from specproxy.proxy.managed import managed_options
+from specproxy.records import Dialect, Lane
+from specproxy.strategies.cost import LaneFacts
+
+__all__ = ["Beside", "Wish"]
+
+DIALECTS = {
+    "llama-server": frozenset(Dialect) - {Dialect.OLLAMA_CHAT, Dialect.OLLAMA_GENERATE},
+}
+"""What lanes beside a server can answer in its place, by the server's kind."""
+
+AWAY_S = 30.0  # how long lanes outlive their server, so that a restart of it does not cost theirs
+IDLE_POLL_S, IDLE_WAIT_S = 0.2, 30.0  # how long lanes that are no longer wanted may finish what they answer
+
+log = structlog.get_logger("specproxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What lanes are to be beside: the server's own lane and kind, its model's files, and its context in tokens
+    for each slot. `alias` is the model name that they answer with, `on_gpu` whether the server may use one."""
+
+    lane: Lane
+    kind: str
+    facts: ModelFacts
+    draft: ModelFacts | None = None
+    ctx: int | None = None
+    alias: str = ""
+    on_gpu: bool = True
+
+    @classmethod
+    def of(cls, lane: Lane, kind: str, model: ServedModel, weights: Weights | None) -> Wish | None:
+        """What lanes beside a server's lane should be; None where there can be none."""
+        if weights is None or weights.facts is None or kind not in DIALECTS:
+            return None
+        listener = weights.listener
+        layers = listener.behind("-ngl", "--gpu-layers", "--n-gpu-layers") if listener is not None else ""
+        return cls(lane, kind, weights.facts, weights.draft, model.ctx, model.name, on_gpu=layers != "0")
+
+
+class Beside:
+    """Plans, starts and replaces further lanes as the server's model comes and goes.
+
+    Args:
+        name: of the backend that the lanes are.
+        suffix: what is put behind a strategy's name to make a lane's id.
+        settings: of the proxy; `manage` is taken as given.
+        changed: called when `backend`, `plan` or `trouble` has changed, or a lane's health.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        changed: Callable[[], None],
+        *,
+        suffix: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self._settings, self._changed = name, settings, changed
+        self._suffix, self._clock = suffix, clock
+        self._wish: Wish | None = None
+        self._away_since: float | None = None
+        self._tasks = Tasks()
+        self._turn = asyncio.Lock()  # one replacement at a time
+        self._planned = asyncio.Event()
+        self._facts: dict[str, LaneFacts] = {}
+        self.backend: ManagedLlamaServer | None = None
+        self.plan: ManagedPlan | None = None
+        self.trouble = ""
+
+    def follow(self, wish: Wish | None) -> None:
+        """Have lanes as wished, or none; returns at once. A wish like the last one changes nothing."""
+        self._away_since = None
+        self._want(wish)
+
+    def away(self) -> None:
+        """The server cannot be reached: lanes stay for `AWAY_S`, then they are given up."""
+        now = self._clock()
+        if self._away_since is None:
+            self._away_since = now
+        if now - self._away_since >= AWAY_S:
+            self._want(None)
+
+    async def planned(self) -> None:
+        """Wait until the last wish has been planned for, or found impossible."""
+        if self._wish is not None:
+            await self._planned.wait()
+
+    def facts(self) -> Mapping[str, LaneFacts]:
+        """What the learner may know beforehand, by lane id."""
+        return self._facts
+
+    def address(self, lane: Lane) -> str:
+        """Base URL of one of these lanes, empty while it is not ready."""
+        return self.backend.address(lane.id) if self.backend is not None else ""
+
+    async def aclose(self) -> None:
+        """Stop all lanes; idempotent."""
+        await self._tasks.aclose()
+        await self._stop()
+
+    # --- replacing -------------------------------------------------------------------------------
+
+    def _want(self, wish: Wish | None) -> None:
+        if wish != self._wish:
+            self._wish = wish
+            self._planned.clear()
+            self._tasks.spawn(self._replace(wish), name=f"lanes of {self.name}")
+
+    async def _replace(self, wish: Wish | None) -> None:
+        async with self._turn:
+            if wish is not self._wish:
+                return  # a later wish waits behind this one
+            await self._retire()
+            self.plan, self.trouble, self._facts = None, "", {}
+            try:
+                if wish is not None:
+                    await self._start(wish)
+            except ConfigError as error:
+                self.trouble = str(error)
+                log.warning("no further lanes", beside=wish.lane.target if wish else None, reason=self.trouble)
+            finally:
+                self._planned.set()
+                self._changed()
+
+    async def _start(self, wish: Wish) -> None:
+        """Plan and start the lanes of a wish.
+
+        Raises:
+            ConfigError: there can be none.
+        """
+        options = self._options(wish)
+        plan = await asyncio.to_thread(_plan, options, wish)
+        self.plan = replace(plan, lanes=tuple(self._beside(wish, plan, planned) for planned in plan.lanes))
+        slots = options.slots
+        self._facts = {
+            ours.lane.id: lane_facts(ours.lane, plan.target, plan.draft, slots) for ours in self.plan.lanes
+        }
+        if not self.plan.lanes:
+            return
+        log.info(
+            "further lanes planned",
+            beside=wish.lane.target,
+            program=plan.program.build,
+            ctx=plan.ctx,
+            lanes=" ".join(planned.lane.id for planned in self.plan.lanes),
+        )
+        self.backend = self.plan.backend(self._changed)
+        self._planned.set()
+        self._changed()
+        try:
+            await self.backend.start()
+        except ConfigError:
+            await self._stop()
+            raise
+
+    def _options(self, wish: Wish) -> ManagedOptions:
+        own = wish.lane.strategy
+        draft = self._settings.draft or (wish.draft.path if wish.draft is not None else None)
+        return replace(
+            managed_options(self._settings, wish.facts.path),
+            backend=self.name,
+            draft=draft,
+            alias=wish.alias or None,
+            exclude=(own.name,),
+            max_ctx=wish.ctx,
+        )
+
+    def _beside(self, wish: Wish, plan: ManagedPlan, planned: LanePlan) -> LanePlan:
+        """A planned lane as one that stands for the server's model."""
+        lane = replace(
+            planned.lane,
+            id=planned.lane.id + self._suffix,
+            target=wish.lane.target,
+            models=wish.lane.models,
+            dialects=DIALECTS[wish.kind],
+            ctx=plan.ctx if wish.ctx is None or plan.ctx < wish.ctx else 0,
+        )
+        return replace(planned, lane=lane)
+
+    async def _retire(self) -> None:
+        """Offer the lanes to nobody any more, let them finish, and stop them."""
+        backend, self.backend = self.backend, None
+        if backend is None:
+            return
+        self._changed()
+        addresses = [backend.address(status.lane.id) for status in backend.lanes()]
+        try:
+            async with asyncio.timeout(IDLE_WAIT_S):
+                await asyncio.gather(*(_idle(address) for address in addresses if address))
+        except TimeoutError:
+            log.warning("lanes are stopped while they answer", backend=self.name)
+        finally:
+            await backend.aclose()
+        log.info("further lanes stopped", backend=self.name)
+
+    async def _stop(self) -> None:
+        backend, self.backend = self.backend, None
+        if backend is not None:
+            await backend.aclose()
+
+
+def _plan(options: ManagedOptions, wish: Wish) -> ManagedPlan:
+    """Plan lanes; a draft that does not fit is left out, and said. Blocks.
+
+    Raises:
+        ConfigError: there can be none.
+    """
+    try:
+        plan = plan_managed(options)
+    except PairError as error:
+        plan = plan_managed(replace(options, draft=None))
+        plan = replace(plan, warnings=(*plan.warnings, f"{error.message}."))
+    if plan.program.kind == "wheel" and wish.on_gpu and options.n_gpu_layers != 0 and machine.gpus():
+        raise ConfigError(
+            "the llama-server of the wheel runs on the processor only, and this machine has a GPU",
+            hint="put a llama-server with GPU support on the PATH",
+        )
+    return plan
+
+
+async def _idle(address: str) -> None:
+    """Wait until a llama-server answers nobody, or has gone."""
+    transport = HttpTransport(Endpoint.parse(address))
+    try:
+        while True:
+            status, slots = await get_json(transport.open, "/slots")
+            if status != 200 or not _busy(slots):
+                return
+            await asyncio.sleep(IDLE_POLL_S)
+    except BackendError:
+        return
+    finally:
+        await transport.aclose()
+
+
+def _busy(slots: object) -> bool:
+    entries: Sequence[object] = slots if isinstance(slots, list) else ()
+    return any(isinstance(slot, dict) and slot.get("is_processing") is True for slot in entries)
