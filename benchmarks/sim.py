@@ -183,7 +183,7 @@ def _situation(stream: Stream, table: _Lanes, i: int, at: float) -> Situation:
         at=at,
         prompt_tokens=int(stream.prompt[i]),
         max_tokens=kind.limit,
-        in_flight=int(stream.in_flight[i]) - 1,
+        in_flight=int(stream.in_flight[i]),
         request_id=str(i),
     )
 

@@ -257,8 +257,8 @@ class LaneStatus:
 class Situation:
     """All that a decision may depend on. `lanes` holds ready lanes of the requested target only.
 
-    `in_flight` counts requests on the whole machine, since lanes share its cores. `pin` is a strategy name
-    that the client asked for.
+    `in_flight` counts requests on the whole machine, this one among them, since lanes share its cores. `pin`
+    is a strategy name that the client asked for.
     """
 
     workload: Workload

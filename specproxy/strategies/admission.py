@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specproxy.records import Control, Situation
 from specproxy.strategies.gate import Ledger
+from specproxy.strategies.level import features
 from specproxy.strategies.pricing import Pricing, View, token_ratio
 from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.switching import Dwell, switch_gain
@@ -127,7 +128,7 @@ def switch_saving(
     model: TargetModel, situation: Situation, resident: View, other: View, settings: LearnerSettings
 ) -> float:
     """Seconds saved on this and the coming requests if `other` were in memory instead of `resident`."""
-    level = model.speed.level.predict((1.0, 0.0, 0.0))[0]
+    level = model.speed.level.expect(features(0.0, 1.0))
 
     def saving(workload: str) -> float:
         kind, _, temperature = workload.partition("/")

@@ -8,11 +8,16 @@ have taken. A lane may run only if, after its cautious estimate, the loss stays 
 This is the budget of conservative bandits (Wu et al., ICML 2016) with a start-up allowance. Gains count against
 losses, but only up to `credit` requests' worth, so that a lane that once was good can't lose for long.
 Requests in flight are counted at their cautious estimate until they report.
+
+One request that took far longer than anything that was believed of its lane is most likely a stall of the
+machine, which plain would have met as well. It is booked at no more than plain's time, and the rest is held
+until the lane's next request on this workload: if that one is out of line too, all is booked, otherwise the
+rest is dropped.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Ledger"]
@@ -27,6 +32,7 @@ class Ledger:
     requests: float = 0.0
     pending_loss: float = 0.0
     pending_plain_s: float = 0.0
+    held: dict[str, float] = field(default_factory=dict)  # by arm: seconds in doubt
 
     def mean_plain_s(self, this: float) -> float:
         """Plain's time for a typical request, `this` one included."""
@@ -50,18 +56,29 @@ class Ledger:
         self.pending_loss = max(0.0, self.pending_loss - max(cautious_loss, 0.0))
         self.pending_plain_s = max(0.0, self.pending_plain_s - plain_s)
 
+    def sift(self, arm: str, loss: float, plain_s: float, *, outlier: bool) -> float:
+        """The part of a request's loss that is to be booked now; the rest of an outlier's is held."""
+        before = self.held.pop(arm, None)
+        if not outlier or loss <= plain_s:
+            return loss
+        if before is not None:
+            return loss + before
+        self.held[arm] = loss - plain_s
+        return plain_s
+
     def finish(self, loss: float, plain_s: float, credit: float) -> None:
         """Count a finished request: what it lost (negative: gained), and what plain would have taken."""
         self.plain_s += plain_s
         self.requests += 1.0
         self.loss = max(self.loss + loss, -credit * self.mean_plain_s(plain_s))
 
-    def dump(self) -> list[float]:
+    def dump(self) -> list[Any]:
         """State as JSON-serialisable data; what is in flight is not part of it."""
-        return [self.loss, self.plain_s, self.requests]
+        return [self.loss, self.plain_s, self.requests, dict(self.held)]
 
     @classmethod
     def restored(cls, state: list[Any]) -> Ledger:
         """What `dump` gave."""
-        loss, plain_s, requests = (float(v) for v in state)
-        return cls(loss, plain_s, requests)
+        loss, plain_s, requests, held = state
+        kept = {str(arm): float(seconds) for arm, seconds in held.items()}
+        return cls(float(loss), float(plain_s), float(requests), held=kept)

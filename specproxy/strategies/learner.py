@@ -43,7 +43,7 @@ from specproxy.strategies.thompson import choice_probabilities, worth_exploring
 __all__ = ["Learner", "LearnerSettings"]
 
 _FORMAT = "specproxy-learner"
-_VERSION = 2
+_VERSION = 3
 _MOST_PENDING = 4096
 _LEAST_REMAINING = 10.0
 _Z90 = 1.6449  # intervals shown are 90%
@@ -205,11 +205,12 @@ class Learner:
         if observation.time_per_token is None:
             return
         flattered = observation.repeat and "ngram" in observation.strategy
+        outlier = False
         if not flattered and not observation.load_s:
-            log_ratio = model.speed.learn(observation)
+            log_ratio, outlier = model.speed.learn(observation)
             if log_ratio is not None:
                 self._watch(model, observation, log_ratio)
-        self._book(model, observation, pending)
+        self._book(model, observation, pending, outlier=outlier)
 
     def learn_replay(
         self, lane: Lane, observation: Observation, result: ReplayResult, weight: float = 1.0
@@ -262,7 +263,7 @@ class Learner:
             self._events.append(found)
             model.speed.start_over(arm, None if found.whole_lane else found.kind, found.n)
 
-    def _book(self, model: TargetModel, seen: Observation, pending: _Pending | None) -> None:
+    def _book(self, model: TargetModel, seen: Observation, pending: _Pending | None, *, outlier: bool) -> None:
         """Enter into the ledger what a request lost against plain."""
         if seen.decode_s is None:
             return
@@ -276,7 +277,8 @@ class Learner:
         else:
             plain_fixed = prefill_s if pending is None else min(pending.plain_fixed_s, prefill_s + seen.load_s)
             plain_s = plain_decode_s + plain_fixed
-            ledger.finish(took - plain_s, plain_s, self.settings.credit_requests)
+            loss = ledger.sift(key, took - plain_s, plain_s, outlier=outlier)
+            ledger.finish(loss, plain_s, self.settings.credit_requests)
         model.tested[seen.workload.key, key] = ledger.plain_s
 
     # --- state -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from specproxy.records import Control, LaneStatus, Situation
 from specproxy.strategies.cost import LaneFacts
-from specproxy.strategies.level import features
+from specproxy.strategies.level import Features, features
 from specproxy.strategies.posterior import Belief, Cell
 from specproxy.strategies.speed import arm_key, cell_of
 from specproxy.strategies.target import TargetModel
@@ -98,11 +98,11 @@ def price(
         model.speed.note_plain(arm_key(reference.lane.fingerprint, "plain"))
     output = model.lengths.expect(cell, situation.max_tokens)
     x = features(situation.prompt_tokens + 0.5 * output, situation.in_flight)
-    level, _ = model.speed.level.predict(x)
+    level = model.speed.level.expect(x)
     plain = model.speed.plain_belief(cell)
     base = level + plain.mean + plain.excess
     per_token = math.exp(base)
-    views = [_view(model, situation, status, cell, plain, per_token, output, x[2], facts) for status in lanes]
+    views = [_view(model, situation, status, cell, plain, per_token, output, x, facts) for status in lanes]
     by_lane = {view.status.lane.id: view for view in views}
     decode_s = per_token * output
     pricing = Pricing(cell, output, decode_s, decode_s, views, None, by_lane)
@@ -129,7 +129,7 @@ def _view(
     plain: Belief,
     per_token: float,
     output: float,
-    load: float,
+    x: Features,
     facts: Mapping[str, LaneFacts],
 ) -> View:
     lane = status.lane
@@ -137,10 +137,10 @@ def _view(
     belief = model.speed.belief(lane, cell)
     mean = belief.mean + belief.excess - plain.mean - plain.excess
     variance = belief.variance
-    if load > 0.0:
+    if x[2] > 0.0:
         effect = model.speed.load_effect(key)
-        mean += effect.mean * load
-        variance += effect.variance * load * load
+        mean += effect.expect(x)
+        variance += effect.variance(x)
     cached = model.prefill.trusted(key, situation.prefix_hits.get(lane.id, 0))
     prefill_s = model.prefill.seconds(key, max(situation.prompt_tokens - cached, 0.0), per_token)
     load_s = lane.load_s if lane.control is Control.RELOAD and not status.resident else 0.0

@@ -6,15 +6,15 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from specproxy.records import Lane, Observation, Strategy, Workload
 from specproxy.strategies.cost import LaneFacts, draft_cost, log_prior, step_cost
-from specproxy.strategies.level import Level, LoadEffect, features
+from specproxy.strategies.level import Features, Level, LoadEffect, features
 from specproxy.strategies.posterior import Arm, Belief, Cell, Scales, student_weight
 from specproxy.strategies.replay import ReplayResult
 
-__all__ = ["SpeedModel", "arm_key", "cell_of"]
+__all__ = ["Sample", "SpeedModel", "arm_key", "cell_of"]
 
 _MOST_ARMS = 64
 _REFERENCE = Scales(arm=1e-4, kind=0.05, cell=0.02, between=0.05, token=0.2)
@@ -27,6 +27,7 @@ _ALARM_KEEPS = 0.05
 _PLAIN_CHECKS = 2
 _DOUBT = 1.0  # surprise of the level at which plain is measured once more
 _RECENT = 24
+_OUTLIER = 3.0  # standard deviations above what was believed at which a single request is in doubt
 
 Entry = tuple[Cell, float, float, float, float]
 """One observation as an arm learns it: cell, prior, log ratio, variance, tokens."""
@@ -40,6 +41,17 @@ def arm_key(fingerprint: str, strategy: str) -> str:
 def cell_of(workload: Workload) -> Cell:
     """Key of a workload's cell."""
     return workload.kind, workload.temperature.value
+
+
+class Sample(NamedTuple):
+    """What one request said about its lane.
+
+    `log_ratio` is to plain, and None where the level jumped, so that nothing can be said about it. An `outlier`
+    took far longer than was believed possible: a stall of the machine, as far as one request can tell.
+    """
+
+    log_ratio: float | None
+    outlier: bool
 
 
 @dataclass(slots=True)
@@ -118,17 +130,13 @@ class SpeedModel:
         found = self.loads.get(key)
         if found is None:
             plain = key.endswith("/plain")
-            found = self.loads[key] = LoadEffect(0.0, 0.0) if plain else LoadEffect()
+            found = self.loads[key] = LoadEffect.none() if plain else LoadEffect()
         return found
 
     # --- learning --------------------------------------------------------------------------------
 
-    def learn(self, seen: Observation) -> float | None:
-        """Split one request's log time per token into level, effect and noise, and learn each.
-
-        Returns:
-            The log ratio to plain; None where the level jumped, so that nothing can be said about it.
-        """
+    def learn(self, seen: Observation) -> Sample:
+        """Split one request's log time per token into level, effect and noise, and learn each."""
         tpt = seen.time_per_token
         assert tpt is not None, "callers pass timed observations only"
         key, cell, value = arm_key(seen.fingerprint, seen.strategy), cell_of(seen.workload), math.log(tpt)
@@ -144,10 +152,12 @@ class SpeedModel:
         level, level_var = self.level.predict(x)
         nominal = arm.scales.variance(seen.output_tokens, seen.weight)
         noise = nominal * arm.noise(cell[0])
-        load_var = x[2] * x[2] * load.variance
+        loaded, load_var = load.expect(x), load.variance(x)
+        above = value - level - belief.mean - loaded
+        outlier = above > _OUTLIER * math.sqrt(noise + belief.variance + load_var + level_var)
         jumped = self._learn_steps(seen, key, x)
         if jumped is None:
-            rest = value - belief.mean - load.mean * x[2]
+            rest = value - belief.mean - loaded
             jumped = self.level.learn(x, rest, noise + belief.variance + load_var)
         if jumped:
             level, level_var = self.level.predict(x)
@@ -158,15 +168,15 @@ class SpeedModel:
         if x[2] > 0.0 and key != self.plain:
             spread = noise + level_var + belief.variance
             residual = value - level - belief.mean
-            score = (residual - load.mean * x[2]) / math.sqrt(spread + load_var)
-            load.learn(x[2], residual, spread / student_weight(score))
-        y = value - level - load.mean * x[2]
-        variance = nominal + level_var + x[2] * x[2] * load.variance
+            score = (residual - loaded) / math.sqrt(spread + load_var)
+            load.learn(x, residual, spread / student_weight(score))
+        y = value - level - load.expect(x)
+        variance = nominal + level_var + load.variance(x)
         entry = (cell, prior, y, variance, float(seen.output_tokens))
         arm.learn(*entry)
         arm.last_at = max(arm.last_at, seen.at)
         self.recent.setdefault(key, deque(maxlen=_RECENT)).append(entry)
-        return None if jumped else y
+        return Sample(None if jumped else y, outlier and not jumped)
 
     def learn_replay(self, lane: Lane, workload: Workload, result: ReplayResult, weight: float) -> None:
         """Take in what a lane's drafter would have done on a request that ran elsewhere."""
@@ -186,7 +196,7 @@ class SpeedModel:
         x = _features(seen)
         level, level_var = self.level.predict(x)
         key = arm_key(lane.fingerprint, lane.strategy.name)
-        ratio = math.log(tpt) - level - self.load_effect(key).mean * x[2]
+        ratio = math.log(tpt) - level - self.load_effect(key).expect(x)
         variance = _STEP.variance(seen.output_tokens, seen.weight) + level_var
         self.arm(key, lane.strategy.name).recalibrate(ratio, nominal, share, variance)
 
@@ -239,7 +249,7 @@ class SpeedModel:
             "level": self.level.dump(),
             "arms": {key: arm.dump() for key, arm in self.arms.items()},
             "steps": {key: arm.dump() for key, arm in self.steps.items()},
-            "loads": {key: [load.mean, load.variance] for key, load in self.loads.items()},
+            "loads": {key: load.numbers() for key, load in self.loads.items()},
             "recent": {key: [[list(e[0]), *e[1:]] for e in entries] for key, entries in self.recent.items()},
             "strategies": {lane: [list(s.drafters), s.n_max] for lane, s in self.strategies.items()},
             "plain": self.plain,
@@ -267,7 +277,7 @@ class SpeedModel:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _learn_steps(self, seen: Observation, key: str, x: tuple[float, float, float]) -> bool | None:
+    def _learn_steps(self, seen: Observation, key: str, x: Features) -> bool | None:
         """Learn the level from the time of a step, where accepted guesses were counted.
 
         Returns:
@@ -278,8 +288,8 @@ class SpeedModel:
             return None
         arm, cell, load = self._step(key), cell_of(seen.workload), self.load_effect(key)
         belief = arm.belief(cell, _STEP_PRIOR)
-        value = math.log(seen.decode_s / (decoded - seen.accepted_tokens)) - load.mean * x[2]
-        nominal = _STEP.variance(seen.output_tokens, seen.weight) + x[2] * x[2] * load.variance
+        value = math.log(seen.decode_s / (decoded - seen.accepted_tokens)) - load.expect(x)
+        nominal = _STEP.variance(seen.output_tokens, seen.weight) + load.variance(x)
         level, level_var = self.level.predict(x)
         jumped = self.level.learn(x, value - belief.mean, nominal * arm.noise(cell[0]) + belief.variance)
         if jumped:
@@ -307,6 +317,6 @@ class SpeedModel:
                 kept.pop(oldest, None)
 
 
-def _features(seen: Observation) -> tuple[float, float, float]:
+def _features(seen: Observation) -> Features:
     """Regressors of the level for a finished request."""
     return features(seen.prompt_tokens + 0.5 * seen.output_tokens, seen.concurrency)

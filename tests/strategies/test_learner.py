@@ -92,3 +92,36 @@ def test_foreign_or_newer_state_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="state"):
         learner.load(state)
     assert learner.choose(Situation(CODE, ready("plain"), at=0.0), np.random.default_rng(0)).lane.id == "plain"
+
+
+@pytest.mark.parametrize("stall", [20.0, 200.0])
+@pytest.mark.parametrize("after", [20, 60, 150])
+def test_a_stall_does_not_shut_the_gate(stall: float, after: int) -> None:
+    """One request that takes 20 or 200 times as long, on a lane that wins, changes hardly a choice after it."""
+    ready_lanes, rng = ready("plain", "mtp"), np.random.default_rng(5)
+    learner, chosen = Learner(), []
+    for t in range(after + 100):
+        decision = learner.choose(Situation(CODE, ready_lanes, at=4.0 * t, request_id=str(t)), rng)
+        ratio = 0.6 if decision.lane.id == "mtp" else 1.0
+        tpt = 0.02 * ratio * float(np.exp(0.05 * rng.standard_normal()))
+        learner.learn_one(
+            observe(
+                decision, CODE, tpt=tpt * (stall if t == after else 1.0), at=4.0 * t + 3.0, request_id=str(t)
+            )
+        )
+        chosen.append(decision.lane.id)
+    assert chosen[after + 1 :].count("mtp") >= 90
+
+
+def test_a_lane_that_always_stalls_is_shut_out() -> None:
+    """What repeats is the lane's fault: two such requests are booked in full, and the gate closes."""
+    rng = np.random.default_rng(6)
+    learner = Learner()
+    lost = 0.0
+    for t in range(300):
+        situation = Situation(CODE, ready("plain", "mtp"), at=4.0 * t, request_id=str(t))
+        decision = learner.choose(situation, rng)
+        tpt = 0.2 if decision.lane.id == "mtp" else 0.02
+        lost += (tpt - 0.02) * 149
+        learner.learn_one(observe(decision, CODE, tpt=tpt, at=4.0 * t + 3.0, request_id=str(t)))
+    assert lost <= 3 * (0.2 - 0.02) * 149
