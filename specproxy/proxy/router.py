@@ -18,6 +18,7 @@ import numpy as np
 from specproxy.adapters.base import Backend
 from specproxy.errors import BackendError, LaneUnavailable, RequestError, SpecproxyError
 from specproxy.proxy.load import Load, Stay
+from specproxy.proxy.prefixes import PrefixMemory
 from specproxy.proxy.repeats import RepeatMemory
 from specproxy.proxy.tap import ReplyFacts
 from specproxy.records import (
@@ -47,6 +48,7 @@ LaneErrorListener = Callable[[Lane, BackendError], None]
 
 UNREAD = "unread"  # kind and rule of requests that were passed on without being read
 _MAY_TRY = (Health.READY, Health.UNHEALTHY, Health.STARTING)
+_PREFILLED = (Outcome.COMPLETE, Outcome.CLIENT_GONE)  # the lane's cache probably holds the prompt now
 _FEW_EVENTS = 5  # a stream shorter than this says little about tokens per event
 _EVENT_RATE = 0.1  # weight of the newest stream in the running mean of tokens per event
 
@@ -68,6 +70,7 @@ class Ticket:
     started: float
     stay: Stay
     repeat: bool
+    blocks: tuple[int, ...] = ()  # hashes of the prompt's beginnings
     known: bool = True
     plain: LaneStatus | None = None  # where a retry may go
     finished: bool = False
@@ -101,6 +104,7 @@ class Router:
         self._primary = primary
         self._wall = wall
         self._repeats = repeats or RepeatMemory()
+        self._prefixes = PrefixMemory()
         self._in_flight: dict[str, int] = {}
         self._per_event: dict[str, float] = {}
         self._listeners: list[Listener] = []
@@ -165,10 +169,11 @@ class Router:
         statuses = self._lanes_for(facts)
         target = statuses[0].lane.target if statuses else facts.model or ""
         repeat = self._repeats.add(self._repeats.digest(target, facts.turns))
+        blocks = self._prefixes.blocks(facts.turns)
         stay = self.load.enter(now)
         try:
             if statuses:
-                situation = self._situation(facts, workload, statuses, pin, repeat, request_id)
+                situation = self._situation(facts, workload, statuses, pin, repeat, request_id, blocks)
                 decision = self._decide(situation)
             else:
                 decision = self._unnamed(workload)
@@ -188,6 +193,7 @@ class Router:
             started=now,
             stay=stay,
             repeat=repeat,
+            blocks=blocks,
             known=bool(statuses),
             plain=_plain_beside(lane, statuses),
         )
@@ -232,7 +238,8 @@ class Router:
         if not statuses:
             return self._unnamed(workload)
         repeat = self._repeats.knows(self._repeats.digest(statuses[0].lane.target, facts.turns))
-        return self._decide(self._situation(facts, workload, statuses, pin, repeat, ""))
+        blocks = self._prefixes.blocks(facts.turns)
+        return self._decide(self._situation(facts, workload, statuses, pin, repeat, "", blocks))
 
     def fall_back(self, ticket: Ticket, error: str) -> bool:
         """Move a ticket to plain after its lane failed; returns False where there is no other plain lane."""
@@ -272,6 +279,8 @@ class Router:
         self._leave_lane(ticket.lane)
         seen = self._observe(ticket, outcome, status, reply or ReplyFacts(), now)
         self._learn_events(seen, events)
+        if outcome in _PREFILLED:
+            self._prefixes.note(ticket.lane, ticket.blocks)
         if ticket.known:
             _call(self.policy.learn_one, seen)
         for listener in self._listeners:
@@ -299,6 +308,7 @@ class Router:
         pin: str | None,
         repeat: bool,
         request_id: str,
+        blocks: tuple[int, ...],
     ) -> Situation:
         return Situation(
             workload=workload,
@@ -308,6 +318,7 @@ class Router:
             max_tokens=facts.max_tokens,
             in_flight=self.load.in_flight,
             pin=pin,
+            prefix_hits=self._prefixes.hits(blocks, statuses),
             repeat=repeat,
             request_id=request_id,
         )

@@ -25,6 +25,8 @@ def block_hashes(texts: Iterable[str], key: bytes) -> tuple[int, ...]:
     block at the end is left out. `key` has 16 to 64 bytes.
     """
     prompt = "\0".join(texts)
+    if len(prompt) < BLOCK_CHARS:
+        return ()
     chain = blake2b(key=key, digest_size=8)
     found = []
     for start in range(0, len(prompt) - BLOCK_CHARS + 1, BLOCK_CHARS):

@@ -420,3 +420,23 @@ def test_a_lane_has_a_backend() -> None:
     setup.router.set_backends([b])
     assert setup.router.backends == (b,)
     assert setup.router.route(FACTS, pin="ngram", now=0.0).backend is b
+
+
+# --- prompt caches -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cached"),
+    [(Outcome.COMPLETE, True), (Outcome.CLIENT_GONE, True), (Outcome.UNREACHABLE, False)],
+)
+def test_the_policy_is_told_where_a_conversation_ran(outcome: Outcome, cached: bool) -> None:
+    """The next request of a conversation finds its beginning on the lane that answered before."""
+    setup = Setup(backend("a"), wanted="ngram")
+    turns = (Turn("user", "a long question " * 40),)
+    ticket = setup.router.route(dataclasses.replace(FACTS, turns=turns), pin=None, now=0.0)
+    assert setup.policy.situations[-1].prefix_hits == {}
+    setup.router.finish(ticket, outcome, now=1.0)
+    more = dataclasses.replace(FACTS, turns=(*turns, Turn("assistant", "yes"), Turn("user", "and?")))
+    setup.router.preview(more)
+    hits = setup.policy.situations[-1].prefix_hits
+    assert (list(hits) == ["a/ngram"]) is cached
