@@ -247,8 +247,9 @@ def test_short_lives_end_after_exactly_the_chances(lives: list[float], chances: 
 # --- nobody survives us --------------------------------------------------------------------------
 
 OWNER = """
-import asyncio, sys
+import asyncio, signal, sys
 from specproxy.adapters.supervise import Child, ChildSpec
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
 async def main():
     child = await Child.start(ChildSpec('c', (sys.executable, '-c', sys.argv[1])))
     await child.address()
