@@ -197,7 +197,8 @@ class Lane:
     `overrides` are JSON fields that are spliced into the request body, `headers` are added to the
     upstream request, `upstream_model` replaces the model name if it is set. `fingerprint` identifies
     target, draft, server build, flags and device: statistics belong to it. `dialects` are those that the lane
-    can answer (empty: any), `ctx` is the longest prompt and answer together in tokens (0: not a limit here).
+    can answer (empty: any), `ctx` is the longest prompt and answer together in tokens (0: not a limit here),
+    `tools` tells whether it may get requests with tools.
     """
 
     id: str
@@ -207,21 +208,22 @@ class Lane:
     control: Control
     fingerprint: str
     upstream_model: str | None = None
-    overrides: tuple[tuple[str, str | int | float | bool], ...] = ()
+    overrides: tuple[tuple[str, str | int | float | bool | tuple[str, ...]], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     memory_bytes: int = 0
     load_s: float = 0.0
     models: frozenset[str] = frozenset()  # names that clients may use for the target; empty: any
     dialects: frozenset[Dialect] = frozenset()
     ctx: int = 0
+    tools: bool = True
 
     def can_answer(self, facts: RequestFacts) -> bool:
-        """Whether a request speaks the lane's dialect and surely fits into its context.
+        """Whether a request speaks the lane's dialect, has no tools that it may not get, and surely fits.
 
         Tokens are not counted here, so two characters are taken for one, and an answer without a limit for
         `OPEN_ANSWER` tokens.
         """
-        if self.dialects and facts.dialect not in self.dialects:
+        if (self.dialects and facts.dialect not in self.dialects) or (facts.tools and not self.tools):
             return False
         answer = OPEN_ANSWER if facts.max_tokens is None else facts.max_tokens
         return self.ctx == 0 or facts.prompt_chars // 2 + answer <= self.ctx

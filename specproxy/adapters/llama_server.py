@@ -94,6 +94,12 @@ class ManagedLlamaServer:
     def lanes(self) -> tuple[LaneStatus, ...]:
         return tuple(runner.status for runner in self._runners.values())
 
+    def describe(self, lane: Lane) -> None:
+        """Say of a lane that is known here by its id what else has come to light about it."""
+        runner = self._runners[lane.id]
+        runner.plan = replace(runner.plan, lane=lane)
+        runner.status = replace(runner.status, lane=lane)
+
     def address(self, lane_id: str) -> str:
         """Base URL of a lane that is ready; empty otherwise. It changes when the lane is started again."""
         transport = self._runners[lane_id].transport

@@ -16,6 +16,7 @@ from specproxy.adapters.gguf_facts import ModelFacts
 from specproxy.adapters.http import Endpoint, HttpTransport
 from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan, plan_managed
+from specproxy.adapters.ollama_twin import Twin, compare_prompts, overrides
 from specproxy.adapters.tasks import Tasks
 from specproxy.adapters.weights import Weights
 from specproxy.config import Settings
@@ -29,8 +30,10 @@ __all__ = ["Beside", "Wish"]
 
 DIALECTS = {
     "llama-server": frozenset(Dialect) - {Dialect.OLLAMA_CHAT, Dialect.OLLAMA_GENERATE},
+    "ollama": frozenset({Dialect.OPENAI_CHAT}),
 }
-"""What lanes beside a server can answer in its place, by the server's kind."""
+"""What lanes beside a server can answer in its place, by the server's kind: those routes of Ollama are left out
+for which it is not known that a llama-server would make the same of them."""
 
 AWAY_S = 30.0  # how long lanes outlive their server, so that a restart of it does not cost theirs
 IDLE_POLL_S, IDLE_WAIT_S = 0.2, 30.0  # how long lanes that are no longer wanted may finish what they answer
@@ -40,25 +43,27 @@ log = structlog.get_logger("specproxy")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What lanes are to be beside: the server's own lane and kind, its model's files, and its context in tokens
-    for each slot. `alias` is the model name that they answer with, `on_gpu` whether the server may use one."""
+    """What lanes are to be beside: a server at `url`, its own lane there, its model and the files of that.
 
-    lane: Lane
+    `on_gpu` is whether the server may be using one.
+    """
+
+    url: str
     kind: str
+    lane: Lane
+    model: ServedModel
     facts: ModelFacts
     draft: ModelFacts | None = None
-    ctx: int | None = None
-    alias: str = ""
     on_gpu: bool = True
 
     @classmethod
-    def of(cls, lane: Lane, kind: str, model: ServedModel, weights: Weights | None) -> Wish | None:
+    def of(cls, url: str, kind: str, lane: Lane, model: ServedModel, weights: Weights | None) -> Wish | None:
         """What lanes beside a server's lane should be; None where there can be none."""
         if weights is None or weights.facts is None or kind not in DIALECTS:
             return None
         listener = weights.listener
         layers = listener.behind("-ngl", "--gpu-layers", "--n-gpu-layers") if listener is not None else ""
-        return cls(lane, kind, weights.facts, weights.draft, model.ctx, model.name, on_gpu=layers != "0")
+        return cls(url, kind, lane, model, weights.facts, weights.draft, on_gpu=layers != "0")
 
 
 class Beside:
@@ -88,14 +93,23 @@ class Beside:
         self._turn = asyncio.Lock()  # one replacement at a time
         self._planned = asyncio.Event()
         self._facts: dict[str, LaneFacts] = {}
+        self._running: ManagedLlamaServer | None = None  # offered or not
         self.backend: ManagedLlamaServer | None = None
         self.plan: ManagedPlan | None = None
         self.trouble = ""
 
-    def follow(self, wish: Wish | None) -> None:
-        """Have lanes as wished, or none; returns at once. A wish like the last one changes nothing."""
+    @property
+    def model(self) -> ServedModel | None:
+        """The model that lanes are, or will be, beside."""
+        return self._wish.model if self._wish is not None else None
+
+    def follow(self, wish: Wish | None, trouble: str = "") -> None:
+        """Have lanes as wished, or none because of `trouble`; returns at once. A wish like the last one changes
+        nothing."""
         self._away_since = None
         self._want(wish)
+        if wish is None:
+            self.trouble = trouble
 
     def away(self) -> None:
         """The server cannot be reached: lanes stay for `AWAY_S`, then they are given up."""
@@ -136,9 +150,10 @@ class Beside:
             if wish is not self._wish:
                 return  # a later wish waits behind this one
             await self._retire()
-            self.plan, self.trouble, self._facts = None, "", {}
+            self.plan, self._facts = None, {}
             try:
                 if wish is not None:
+                    self.trouble = ""
                     await self._start(wish)
             except ConfigError as error:
                 self.trouble = str(error)
@@ -148,35 +163,54 @@ class Beside:
                 self._changed()
 
     async def _start(self, wish: Wish) -> None:
-        """Plan and start the lanes of a wish.
+        """Plan and start the lanes of a wish, and offer them once they are known to say the same.
 
         Raises:
             ConfigError: there can be none.
         """
         options = self._options(wish)
         plan = await asyncio.to_thread(_plan, options, wish)
-        self.plan = replace(plan, lanes=tuple(self._beside(wish, plan, planned) for planned in plan.lanes))
-        slots = options.slots
+        plan = replace(plan, lanes=tuple(self._beside(wish, plan, planned) for planned in plan.lanes))
         self._facts = {
-            ours.lane.id: lane_facts(ours.lane, plan.target, plan.draft, slots) for ours in self.plan.lanes
+            p.lane.id: lane_facts(p.lane, plan.target, plan.draft, options.slots) for p in plan.lanes
         }
-        if not self.plan.lanes:
+        if not plan.lanes:
+            self.plan = plan
             return
-        log.info(
-            "further lanes planned",
-            beside=wish.lane.target,
-            program=plan.program.build,
-            ctx=plan.ctx,
-            lanes=" ".join(planned.lane.id for planned in self.plan.lanes),
-        )
-        self.backend = self.plan.backend(self._changed)
-        self._planned.set()
-        self._changed()
+        names = " ".join(planned.lane.id for planned in plan.lanes)
+        log.info("further lanes planned", beside=wish.lane.target, program=plan.program.build, lanes=names)
+        running = self._running = plan.backend(self._changed)
+        if wish.kind != "ollama":
+            self._offer(plan, running)
         try:
-            await self.backend.start()
+            await running.start()
+            if wish.kind == "ollama":
+                await self._compare(wish, running)
         except ConfigError:
+            self.plan = None
             await self._stop()
             raise
+        self._offer(plan, running)
+
+    def _offer(self, plan: ManagedPlan, running: ManagedLlamaServer) -> None:
+        self.plan, self.backend = plan, running
+        self._planned.set()
+        self._changed()
+
+    async def _compare(self, wish: Wish, backend: ManagedLlamaServer) -> None:
+        """See whether the lanes make the same prompts as Ollama, before they are offered to anybody.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        await backend.settled()
+        addresses = [backend.address(status.lane.id) for status in backend.lanes()]
+        address = next(filter(None, addresses), "")
+        twin = await compare_prompts(wish.url, wish.model, address) if address else Twin("no lane came up")
+        if twin.reason:
+            raise ConfigError(twin.reason)
+        for status in backend.lanes():
+            backend.describe(replace(status.lane, tools=twin.tools))
 
     def _options(self, wish: Wish) -> ManagedOptions:
         own = wish.lane.strategy
@@ -185,9 +219,9 @@ class Beside:
             managed_options(self._settings, wish.facts.path),
             backend=self.name,
             draft=draft,
-            alias=wish.alias or None,
+            alias=wish.model.name.removesuffix(":latest") or None,
             exclude=(own.name,),
-            max_ctx=wish.ctx,
+            max_ctx=wish.model.ctx,
         )
 
     def _beside(self, wish: Wish, plan: ManagedPlan, planned: LanePlan) -> LanePlan:
@@ -198,15 +232,17 @@ class Beside:
             target=wish.lane.target,
             models=wish.lane.models,
             dialects=DIALECTS[wish.kind],
-            ctx=plan.ctx if wish.ctx is None or plan.ctx < wish.ctx else 0,
+            ctx=0 if wish.kind == "llama-server" and plan.ctx == wish.model.ctx else plan.ctx,
+            overrides=overrides(wish.model) if wish.kind == "ollama" else (),
         )
         return replace(planned, lane=lane)
 
     async def _retire(self) -> None:
         """Offer the lanes to nobody any more, let them finish, and stop them."""
-        backend, self.backend = self.backend, None
+        backend = self._running
         if backend is None:
             return
+        self.backend = None
         self._changed()
         addresses = [backend.address(status.lane.id) for status in backend.lanes()]
         try:
@@ -215,11 +251,11 @@ class Beside:
         except TimeoutError:
             log.warning("lanes are stopped while they answer", backend=self.name)
         finally:
-            await backend.aclose()
+            await self._stop()
         log.info("further lanes stopped", backend=self.name)
 
     async def _stop(self) -> None:
-        backend, self.backend = self.backend, None
+        backend, self._running, self.backend = self._running, None, None
         if backend is not None:
             await backend.aclose()
 

@@ -139,7 +139,7 @@ def _missing(at: Standing) -> Iterator[str]:
     elif at.model is None:
         yield "it names no model that further lanes could decode with"
     else:
-        yield "further lanes are being planned"
+        yield "further lanes are being prepared"
     yield NO_RELOAD
 
 

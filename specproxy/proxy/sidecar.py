@@ -18,6 +18,7 @@ import structlog
 from specproxy.adapters.base import Backend, Exchange, ProbeResult, ServedModel, Sink, UpstreamRequest
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpBackend
+from specproxy.adapters.ollama_twin import refusal
 from specproxy.adapters.refused import RefusedExchange
 from specproxy.adapters.tasks import Tasks
 from specproxy.adapters.weights import Weights, find_weights
@@ -226,13 +227,8 @@ class Sidecar:
             server.beside = self._make_beside(
                 f"beside {upstream.backend}", suffix, lambda: self._beside_changed(server)
             )
-        if server.beside is not None:
-            wish = (
-                Wish.of(lane, found.kind, model, server.weights)
-                if lane is not None and model is not None
-                else None
-            )
-            server.beside.follow(wish)
+        if server.beside is not None and not _waits(server.beside, model):
+            server.beside.follow(*_wish(server, lane))
 
     def _beside_changed(self, server: _Server) -> None:
         self._stand(server)
@@ -260,6 +256,29 @@ class Sidecar:
         for status in backend.lanes():
             backend.mark(status.lane.id, Health.UNHEALTHY, f"{url} was not reached yet")
         return _Server(upstream, backend)
+
+
+def _waits(beside: Beside, model: ServedModel | None) -> bool:
+    """Whether the model that lanes are beside has only been put out of memory: they serve on."""
+    known = beside.model
+    return model is not None and known is not None and not model.loaded and _same(known, model)
+
+
+def _same(one: ServedModel, other: ServedModel) -> bool:
+    return (one.name, one.digest) == (other.name, other.digest)
+
+
+def _wish(server: _Server, lane: Lane | None) -> tuple[Wish | None, str]:
+    """The lanes that should be beside a server, or None and as a clause why there can be none."""
+    found, model = server.upstream.found, server.upstream.model
+    if lane is None or model is None:
+        return None, ""
+    if found.kind == "ollama":
+        if reason := refusal(model, found.version):
+            return None, reason
+        if not model.loaded:
+            return None, "Ollama has no model loaded; they come with the first one"
+    return Wish.of(server.upstream.url, found.kind, lane, model, server.weights), ""
 
 
 def _health(url: str, found: ProbeResult) -> tuple[Health, str]:

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-__all__ = ["JsonScalar", "splice"]
+__all__ = ["JsonField", "splice"]
 
-JsonScalar = str | int | float | bool
+JsonField = str | int | float | bool | tuple[str, ...]
 
 # Strings and brackets are all that a walk over valid JSON has to look at.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _VALUE_OF = re.compile(rb"\s*:\s*")
 
 
-def splice(body: bytes, *, model: str | None = None, fields: Sequence[tuple[str, JsonScalar]] = ()) -> bytes:
+def splice(body: bytes, *, model: str | None = None, fields: Sequence[tuple[str, JsonField]] = ()) -> bytes:
     """Replace the value of ``model`` (only where it is a string) and insert `fields` at the front.
 
     A field that the object already has is left as the client set it. `body` must be a valid JSON object,

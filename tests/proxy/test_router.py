@@ -93,6 +93,14 @@ def test_a_lane_is_offered_for_its_dialects_only() -> None:
         assert [s.lane.id for s in setup.policy.situations[-1].lanes] == expected
 
 
+def test_a_lane_may_be_kept_from_tools() -> None:
+    """Where its prompts with tools differ from the server's."""
+    setup = Setup(backend("a", lane("a")), backend("b", lane("b", "ngram", tools=False)))
+    for tools, expected in ((0, ["a/plain", "b/ngram"]), (1, ["a/plain"])):
+        setup.router.route(dataclasses.replace(FACTS, tools=tools), pin=None, now=0.0)
+        assert [s.lane.id for s in setup.policy.situations[-1].lanes] == expected
+
+
 @pytest.mark.parametrize(
     ("chars", "answer", "offered"),
     [(2000, 1000, True), (2002, 1000, False), (2000, 1001, False), (100, None, False)],

@@ -100,6 +100,14 @@ def fake_ollama(
             "GET /api/tags": {"models": list(models)},
             "GET /api/ps": {"models": running},
             "POST /api/show": show or {"modelfile": "", "model_info": {}},
+            "POST /api/chat": _ollama_chat,
         },
         port,
     )
+
+
+def _ollama_chat(body: Any) -> Any:
+    """The prompt that is made of a chat, as the templates of the calibrated models make it; else an answer."""
+    if body.get("_debug_render_only"):
+        return {"_debug_info": {"rendered_template": "".join(m["content"] for m in body["messages"])}}
+    return {"model": body["model"], "message": {"role": "assistant", "content": "from ollama"}, "done": True}

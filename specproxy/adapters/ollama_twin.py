@@ -1,0 +1,142 @@
+"""Whether a llama-server on the same blob says what Ollama would: same sampling, and the same prompt.
+
+A model of Ollama is more than its weights: a template, a system message, parameters. Ollama shows the prompt
+that it makes of a chat without running the model (``_debug_render_only``), and so does llama-server
+(``/apply-template``), so that the two can be compared instead of believed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from specproxy.adapters.ask import get_json, post_json
+from specproxy.adapters.base import ServedModel
+from specproxy.adapters.endpoint import Endpoint
+from specproxy.adapters.http import HttpTransport
+from specproxy.errors import BackendError
+
+__all__ = ["Twin", "compare_prompts", "overrides", "refusal"]
+
+Overrides = tuple[tuple[str, str | int | float | bool | tuple[str, ...]], ...]
+
+FIRST_VERSION = (0, 33)  # whose defaults these are; others were not looked at
+DEFAULTS: dict[str, int | float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 40, "min_p": 0.0}
+"""Of ``/v1/chat/completions``: where llama-server's own differ, or may be set otherwise. The first two stand
+whatever the model's parameters are."""
+NUMBERS: dict[str, type[int] | type[float]] = {
+    "top_k": int, "min_p": float, "typical_p": float, "repeat_last_n": int, "repeat_penalty": float,
+    "presence_penalty": float, "frequency_penalty": float, "seed": int,
+}  # fmt: skip
+OF_NO_EFFECT = frozenset(
+    {"temperature", "top_p", "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap"}
+    | {"num_keep", "draft_num_predict"}
+)
+"""Parameters that the route overrules, or that concern how the model is loaded."""
+
+CHATS: tuple[list[dict[str, str]], ...] = (
+    [{"role": "user", "content": "First question?"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Line one\nline two "}],
+    [
+        {"role": "user", "content": "First question?"},
+        {"role": "assistant", "content": "An answer."},
+        {"role": "user", "content": "And the next?"},
+    ],
+)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string", "description": "Which word."}},
+            "required": ["word"],
+        },
+    },
+}
+TIMEOUT_S = 20.0  # Ollama may load the model first
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """What came of comparing prompts: `reason`, as a clause, is why lanes cannot stand in for Ollama, `tools`
+    whether they can for requests with tools too."""
+
+    reason: str = ""
+    tools: bool = False
+
+
+def refusal(model: ServedModel, version: str) -> str:
+    """Why lanes on a model's blob would not say what Ollama says, as far as can be told beforehand; or ''."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < FIRST_VERSION:
+        return f"the sampling defaults of Ollama {version} are not known here, only those from 0.33 on"
+    if model.adapted:
+        return f"{model.name} has an ADAPTER"
+    if "thinking" in model.capabilities:
+        return f"{model.name} thinks, and llama-server gives the reasoning in another field than Ollama"
+    given: dict[str, list[str]] = {}
+    for name, value in model.parameters:
+        given.setdefault(name, []).append(value)
+    for name, values in given.items():
+        if name not in OF_NO_EFFECT and name != "stop" and _number(name, values) is None:
+            return f"its PARAMETER {name} {values[-1]} has no counterpart"
+    return ""
+
+
+def overrides(model: ServedModel) -> Overrides:
+    """Request fields that give llama-server the defaults that this model has in Ollama's OpenAI chat route."""
+    fields: dict[str, str | int | float | bool | tuple[str, ...]] = dict(DEFAULTS)
+    for name, value in model.parameters:
+        if name in NUMBERS and (number := _number(name, [value])) is not None:
+            fields[name] = number
+    if stops := tuple(value for name, value in model.parameters if name == "stop"):
+        fields["stop"] = stops
+    return tuple(fields.items())
+
+
+def _number(name: str, values: list[str]) -> int | float | None:
+    try:
+        return NUMBERS[name](values[-1]) if name in NUMBERS else None
+    except ValueError:
+        return None
+
+
+async def compare_prompts(ollama_url: str, model: ServedModel, lane_url: str) -> Twin:
+    """Have both make prompts of a few chats, and see whether they are the same."""
+    ollama, lane = (HttpTransport(Endpoint.parse(url, strip_origin=True)) for url in (ollama_url, lane_url))
+    try:
+        _, props = await get_json(lane.open, "/props")
+        bos = str(props.get("bos_token") or "") if isinstance(props, dict) else ""
+        for chat in CHATS:
+            if reason := await _difference(ollama, lane, model.name, {"messages": chat}, bos):
+                return Twin(reason)
+        if "tools" not in model.capabilities:
+            return Twin()
+        return Twin(
+            tools=not await _difference(ollama, lane, model.name, {"messages": CHATS[0], "tools": [TOOL]}, bos)
+        )
+    except BackendError as error:
+        return Twin(f"its prompts could not be compared: {error.message}")
+    finally:
+        await ollama.aclose()
+        await lane.aclose()
+
+
+async def _difference(
+    ollama: HttpTransport, lane: HttpTransport, name: str, chat: dict[str, Any], bos: str
+) -> str:
+    """Why the two prompts are not the same, as a clause, or nothing."""
+    ask = {"model": name, "stream": False, "_debug_render_only": True, "options": {"num_predict": 1}, **chat}
+    _, theirs = await post_json(ollama.open, "/api/chat", ask, timeout_s=TIMEOUT_S)
+    info = theirs.get("_debug_info") if isinstance(theirs, dict) else None
+    shown = info.get("rendered_template") if isinstance(info, dict) else None
+    if not isinstance(shown, str):
+        return "this Ollama does not show the prompts that it makes"
+    _, ours = await post_json(lane.open, "/apply-template", chat, timeout_s=TIMEOUT_S)
+    made = ours.get("prompt") if isinstance(ours, dict) else None
+    if not isinstance(made, str) or made.removeprefix(bos) != shown.removeprefix(bos):
+        return "Ollama makes other prompts of a chat than the template in the model's file does"
+    return ""
