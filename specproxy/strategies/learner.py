@@ -8,16 +8,14 @@ is drawn by Thompson sampling, in exact choice probabilities (`thompson`).
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specproxy.records import (
-    Candidate,
     Control,
     Decision,
     Lane,
@@ -25,14 +23,14 @@ from specproxy.records import (
     Observation,
     Outcome,
     Situation,
-    TempBucket,
-    Workload,
 )
-from specproxy.strategies.admission import admit, due_for_test, switch_saving
+from specproxy.strategies.admission import admit, due_for_test
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.drift import DriftEvent, DriftMonitor
+from specproxy.strategies.explain import candidates, reason
 from specproxy.strategies.pricing import Pricing, View, price
 from specproxy.strategies.replay import ReplayResult
+from specproxy.strategies.residency import foresee, note_lanes, plan_load
 from specproxy.strategies.rules import apply_rules, available
 from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.speed import arm_key, cell_of
@@ -46,11 +44,9 @@ _FORMAT = "specproxy-learner"
 _VERSION = 3
 _MOST_PENDING = 4096
 _LEAST_REMAINING = 10.0
-_Z90 = 1.6449  # intervals shown are 90%
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(NamedTuple):
     """A request in flight: what it was expected to cost, to be corrected when it reports."""
 
     target: str
@@ -62,8 +58,7 @@ class _Pending:
     prefix_hits: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(NamedTuple):
     """What `_pick` found."""
 
     view: View
@@ -112,69 +107,76 @@ class Learner:
         Raises:
             LaneUnavailable: no lane is ready, or none has the pinned strategy.
         """
-        ruled = apply_rules(situation)
         lanes = available(situation)
+        ruled = apply_rules(situation, lanes)
         model = self.model(lanes[0].lane.target)
         pricing = price(model, situation, lanes, self._facts, self.settings.caution)
+        if pricing.reloads or model.movable:
+            note_lanes(model, lanes)
         if isinstance(ruled, Decision):
             pricing.by_lane[ruled.lane.id].chance = 1.0
-            return replace(ruled, candidates=_candidates(pricing)), pricing
+            return replace(ruled, candidates=candidates(pricing)), pricing
         if len(ruled.lanes) < len(lanes):
             kept = [pricing.by_lane[s.lane.id] for s in ruled.lanes]
             pricing = replace(pricing, views=kept, plain=pricing.plain if pricing.plain in kept else None)
         choice = self._pick(model, situation, pricing, draw)
-        rule, reason = choice.rule, choice.reason
+        rule, why = choice.rule, choice.reason
         if ruled.rule:
-            rule, reason = ruled.rule, f"{ruled.reason}; of these, {reason}"
-        lane = choice.view.status.lane
-        return Decision(
-            lane, situation.workload, rule, reason, _candidates(pricing), choice.propensity
-        ), pricing
+            rule, why = ruled.rule, f"{ruled.reason}; of these, {why}"
+        lane, workload = choice.view.status.lane, situation.workload
+        return Decision(lane, workload, rule, why, candidates(pricing), choice.propensity), pricing
 
     def idle_switch(self, lanes: Sequence[LaneStatus], at: float) -> Lane | None:
         """The lane to load while nothing is going on, or None; then the load itself costs nobody time.
 
-        `lanes` are all lanes of one target. A lane is worth it if the traffic of late would have gained by it
-        more than half the load's time, which a wrong guess would cost to undo.
+        `lanes` are all lanes of one target. A lane is worth it if the traffic to come would gain by it more
+        than half the load's time, which a wrong guess would cost to undo.
         """
+        del at
         model = self.model(lanes[0].lane.target) if lanes else None
         if model is None or not model.traffic.last:
             return None
-        kind, _, temperature = model.traffic.last.partition("/")
-        situation = Situation(Workload(kind, TempBucket(temperature)), tuple(lanes), at)
-        pricing = price(model, situation, lanes, self._facts, self.settings.caution)
-        resident = next(
-            (v for v in pricing.views if v.status.lane.control is Control.RELOAD and not v.load_s), None
-        )
-        if resident is None:
-            return None
-        same = [v for v in pricing.views if v.load_s and v.status.lane.backend == resident.status.lane.backend]
-        gains = [(switch_saving(model, situation, resident, v, self.settings), v) for v in same]
-        gain, best = max(gains, key=lambda pair: pair[0], default=(0.0, resident))
-        return best.status.lane if gain > 0.5 * best.load_s and best is not resident else None
+        note_lanes(model, tuple(lanes))
+        foresee(model, self.settings)
+        worth = model.worth
+        best: tuple[float, Lane] | None = None
+        for group in model.movable.values():
+            resident = next((s.lane for s in lanes if s.resident and s.lane in group), None)
+            for lane in group if resident is not None else ():
+                gain = worth[resident.id] - worth[lane.id] if resident is not None else 0.0
+                if gain > 0.5 * lane.load_s and (best is None or gain > best[0]):
+                    best = gain, lane
+        return best[1] if best is not None else None
 
     def _pick(self, model: TargetModel, situation: Situation, pricing: Pricing, draw: float) -> _Choice:
-        plain = pricing.plain
+        plain, settings = pricing.plain, self.settings
         if plain is not None and self._needs_plain(model, plain):
             plain.chance = 1.0
             when = "again after a change" if model.speed.plain_checks else "first"
             return _Choice(plain, "plain_first", f"plain is measured {when}, to compare the others with")
-        admit(model, situation, pricing, self.settings, self._dwells)
+        if model.movable:
+            load = plan_load(model, situation, pricing, settings, self._dwells)
+            if load is not None:
+                load.view.chance = 1.0
+                gain = f"a load takes {load.view.load_s:.1f} s and is expected to save {load.saving_s:.1f} s"
+                return _Choice(load.view, "reload", f"{gain} by {load.view.name} on this and coming requests")
+        admit(model, pricing, settings)
         admitted = [v for v in pricing.views if v.allowed]
-        leader = min(admitted, key=lambda v: v.offer.expected)
-        tested = due_for_test(model, situation, pricing, self.settings, leader)
+        leader = min(admitted, key=_expected)
+        tested = due_for_test(model, pricing, settings, leader)
         if tested is not None:
             tested.chance = 1.0
             return _Choice(tested, "explore", f"{tested.name} is out of use here and due for a test")
-        ledger = model.ledger(situation.workload)
+        ledger = model.ledger(pricing.workload)
         usual = ledger.mean_plain_s(pricing.request_s) / pricing.request_s
         remaining = usual * max(_LEAST_REMAINING, ledger.requests)
-        kept = [v for v in admitted if v is leader or worth_exploring(v.offer, leader.offer, remaining)]
+        best = leader.offer
+        kept = [v for v in admitted if v is leader or worth_exploring(v.offer, best, remaining)]
         for view, chance in zip(kept, choice_probabilities([v.offer for v in kept]), strict=True):
             view.chance = chance
         chosen = _drawn(kept, draw)
-        rule, reason = _why(pricing, chosen, leader)
-        return _Choice(chosen, rule, reason, chosen.chance)
+        rule, why = reason(pricing, chosen, leader)
+        return _Choice(chosen, rule, why, chosen.chance)
 
     def _needs_plain(self, model: TargetModel, plain: View) -> bool:
         """Whether plain has to be measured before anything else; not where that takes a load."""
@@ -211,6 +213,7 @@ class Learner:
             if log_ratio is not None:
                 self._watch(model, observation, log_ratio)
         self._book(model, observation, pending, outlier=outlier)
+        foresee(model, self.settings)
 
     def learn_replay(
         self, lane: Lane, observation: Observation, result: ReplayResult, weight: float = 1.0
@@ -267,19 +270,18 @@ class Learner:
         """Enter into the ledger what a request lost against plain."""
         if seen.decode_s is None:
             return
-        key = arm_key(seen.fingerprint, seen.strategy)
-        ledger = model.ledger(seen.workload)
-        plain_decode_s = model.speed.plain_decode_s(seen)
+        key, credit = arm_key(seen.fingerprint, seen.strategy), self.settings.credit_requests
+        workload = seen.workload.key
+        ledger = model.ledger(workload)
         prefill_s = seen.prefill_s or 0.0
-        took = seen.decode_s + prefill_s + seen.load_s
-        if seen.strategy == "plain":
-            ledger.finish(0.0, seen.decode_s + prefill_s, self.settings.credit_requests)
-        else:
-            plain_fixed = prefill_s if pending is None else min(pending.plain_fixed_s, prefill_s + seen.load_s)
-            plain_s = plain_decode_s + plain_fixed
-            loss = ledger.sift(key, took - plain_s, plain_s, outlier=outlier)
-            ledger.finish(loss, plain_s, self.settings.credit_requests)
-        model.tested[seen.workload.key, key] = ledger.plain_s
+        loss, plain_s = 0.0, seen.decode_s + prefill_s
+        if seen.strategy != "plain":
+            plain_fixed = prefill_s if pending is None else min(pending.plain_fixed_s, prefill_s)
+            plain_s = model.speed.plain_decode_s(seen) + plain_fixed
+            loss = ledger.sift(key, seen.decode_s + prefill_s - plain_s, plain_s, outlier=outlier)
+        ledger.finish(loss, plain_s, credit)
+        model.pool.finish(loss + seen.load_s, plain_s, credit * len(model.ledgers))
+        model.tested[workload, key] = ledger.plain_s
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -329,22 +331,22 @@ class Learner:
 
     def _start(self, situation: Situation, pricing: Pricing, decision: Decision) -> None:
         """Remember a request that is now under way."""
-        lane = decision.lane
+        lane, workload = decision.lane, pricing.workload
         view = pricing.by_lane[lane.id]
         model = self.model(lane.target)
-        model.traffic.note(situation.workload.key)
+        model.traffic.note(workload)
         if lane.control is Control.RELOAD:
             if view.load_s:
                 self._dwells[lane.backend] = Dwell(situation.at)
             elif lane.backend in self._dwells:
                 self._dwells[lane.backend].requests += 1.0
-        fixed_s = pricing.plain.fixed_s if pricing.plain is not None else view.fixed_s
-        hits = situation.prefix_hits.get(lane.id, 0)
-        pending = _Pending(
-            lane.target, situation.workload.key, lane.id, view.loss_s, pricing.request_s, fixed_s, hits
+        beside = pricing.plain or view
+        hits = situation.prefix_hits.get(lane.id, 0) if situation.prefix_hits else 0
+        loss_s, plain_s, fixed_s = view.loss_s, pricing.request_s, beside.wait_s + beside.prefill_s
+        model.ledger(workload).start(loss_s, plain_s)
+        self._pending[situation.request_id] = _Pending(
+            lane.target, workload, lane.id, loss_s, plain_s, fixed_s, hits
         )
-        model.ledger(situation.workload).start(view.loss_s, pricing.request_s)
-        self._pending[situation.request_id] = pending
         if len(self._pending) > _MOST_PENDING:
             self._forget(self._pending.pop(next(iter(self._pending))))
 
@@ -360,33 +362,6 @@ class Learner:
             ledger.drop(pending.cautious_s, pending.plain_s)
 
 
-def _why(pricing: Pricing, chosen: View, leader: View) -> tuple[str, str]:
-    """Name of the branch that decided, and the reason in a sentence."""
-    if chosen is not leader:
-        return "explore", f"{_claim(chosen)}, which is worth finding out"
-    if chosen is pricing.plain:
-        best = min(pricing.views, key=lambda v: v.offer.expected)
-        if best is not chosen:
-            return "gate", f"{best.name} may be faster, but: {best.note}"
-        if all(not v.allowed for v in pricing.views if v is not chosen):
-            return "disabled", "every other lane loses to plain on this workload"
-    return "exploit", f"{_claim(chosen)}, the least of all lanes"
-
-
-def _claim(view: View) -> str:
-    """What is expected of a lane, in words."""
-    if view.is_plain:
-        return "plain is expected to be fastest"
-    reach = math.exp(_Z90 * view.sd)
-    evidence = f"{view.belief.n:.0f} requests"
-    if view.belief.replayed >= 0.5:
-        evidence += f" and {view.belief.replayed:.0f} replays"
-    return (
-        f"{view.name} is expected to take {view.ratio:.2f} of plain's time per token "
-        f"({view.ratio / reach:.2f} to {view.ratio * reach:.2f}, {evidence})"
-    )
-
-
 def _drawn(views: Sequence[View], draw: float) -> View:
     """The view that a uniform draw in [0, 1) falls on."""
     for view in views:
@@ -396,22 +371,5 @@ def _drawn(views: Sequence[View], draw: float) -> View:
     return max(views, key=lambda v: v.chance)
 
 
-def _candidates(pricing: Pricing) -> tuple[Candidate, ...]:
-    """All lanes that were priced, for the decision's record."""
-    found = []
-    for view in pricing.by_lane.values():
-        reach = math.exp(_Z90 * view.sd)
-        found.append(
-            Candidate(
-                view.status.lane.id,
-                view.name,
-                view.ratio,
-                view.ratio / reach,
-                view.ratio * reach,
-                view.belief.n,
-                view.expected_s,
-                view.allowed,
-                view.note,
-            )
-        )
-    return tuple(found)
+def _expected(view: View) -> float:
+    return view.offer.expected

@@ -43,7 +43,7 @@ class Scales:
     """
 
     arm: float = 0.35
-    kind: float = 0.15
+    kind: float = 0.20
     cell: float = 0.10
     between: float = 0.10
     token: float = 0.7
@@ -149,10 +149,12 @@ class Arm:
     scales: Scales
     half_life: float = 200.0
     last_at: float = 0.0
+    evidence: float = 0.0  # requests that ran on this arm, over all cells, after forgetting
     calibration: VerifyScale = field(default_factory=VerifyScale)
     _leaves: dict[str, dict[str, _Leaf]] = field(default_factory=dict)
     _spreads: dict[str, _Spread] = field(default_factory=dict)
     _cache: dict[Cell, Belief] = field(default_factory=dict, repr=False)
+    _up: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False)  # each kind's message
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -163,6 +165,10 @@ class Arm:
             found = self._cache[cell] = self._posterior(cell, prior)
         return found
 
+    def known(self, cell: Cell) -> Belief | None:
+        """Posterior of a cell, if it was asked for since the last change."""
+        return self._cache.get(cell)
+
     def noise(self, kind: str) -> float:
         """Learned multiple of the nominal variance of requests of this kind."""
         n = squares = 0.0
@@ -172,11 +178,6 @@ class Arm:
         whole = (_PSEUDO + squares) / (_PSEUDO + n)
         own = self._spreads.get(kind)
         return whole if own is None else (_PSEUDO * whole + own.squares) / (_PSEUDO + own.n)
-
-    @property
-    def evidence(self) -> float:
-        """Requests that ran on this arm, over all cells, after forgetting."""
-        return sum(leaf.n for leaves in self._leaves.values() for leaf in leaves.values())
 
     # --- learning --------------------------------------------------------------------------------
 
@@ -192,7 +193,8 @@ class Arm:
         leaf.precision = leaf.precision * keep + precision
         leaf.weighted = leaf.weighted * keep + precision * (y - leaf.prior)
         leaf.n = leaf.n * keep + 1.0
-        self._cache.clear()
+        self._send_up(cell[0])
+        self._count()
 
     def learn_replay(
         self, cell: Cell, prior: float, y: float, share: float, variance: float, tokens: float
@@ -208,12 +210,12 @@ class Arm:
         leaf.replay_weighted = leaf.replay_weighted * keep + precision * (y - leaf.prior)
         leaf.replay_share = leaf.replay_share * keep + precision * share
         leaf.replayed = leaf.replayed * keep + 1.0
-        self._cache.clear()
+        self._send_up(cell[0])
 
     def recalibrate(self, y: float, nominal: float, share: float, variance: float) -> None:
         """Compare a request that ran on this arm with its own replay (`nominal` and `share`)."""
         self.calibration.learn(y - nominal, share, variance)
-        self._cache.clear()
+        self._send_all()
 
     def refresh(self) -> None:
         """Forget what was computed from priors that may have changed."""
@@ -231,7 +233,7 @@ class Arm:
                 spread.squares *= factor
                 spread.tokens *= factor
                 spread.raised *= factor
-        self._cache.clear()
+        self._send_all()
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -256,7 +258,7 @@ class Arm:
         for kind, temperature, *numbers in state["cells"]:
             self._leaves.setdefault(kind, {})[temperature] = _Leaf(*map(float, numbers))
         self._spreads = {kind: _Spread(*map(float, numbers)) for kind, *numbers in state["spreads"]}
-        self._cache.clear()
+        self._send_all()
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -290,14 +292,28 @@ class Arm:
     def _arm_sums(self, without: str) -> tuple[float, float]:
         """Precision and weighted mean of the arm effect, prior included, without one kind's evidence."""
         precision, weighted = 1.0 / self.scales.arm**2, 0.0
-        blur = self.scales.kind**2
-        for kind, leaves in self._leaves.items():
+        for kind, (kind_precision, kind_weighted) in self._up.items():
             if kind != without:
-                kind_p, kind_w = self._kind_sums(leaves)
-                share = 1.0 / (1.0 + kind_p * blur)
-                precision += kind_p * share
-                weighted += kind_w * share
+                precision += kind_precision
+                weighted += kind_weighted
         return precision, weighted
+
+    def _send_up(self, kind: str) -> None:
+        """Work out anew what a kind says about the arm, after its evidence has changed."""
+        precision, weighted = self._kind_sums(self._leaves.get(kind, {}))
+        share = 1.0 / (1.0 + precision * self.scales.kind**2)
+        self._up[kind] = precision * share, weighted * share
+        self._cache.clear()
+
+    def _send_all(self) -> None:
+        self._up.clear()
+        self._cache.clear()
+        for kind in self._leaves:
+            self._send_up(kind)
+        self._count()
+
+    def _count(self) -> None:
+        self.evidence = sum([leaf.n for leaves in self._leaves.values() for leaf in leaves.values()])
 
     def _residual(
         self, cell: Cell, prior: float, y: float, variance: float, tokens: float

@@ -23,6 +23,7 @@ class Prefill:
     half_life: float = 100.0
     _rates: dict[str, list[float]] = field(default_factory=dict)  # weight, mean
     _trust: dict[str, list[float]] = field(default_factory=dict)
+    _known: dict[str, float] = field(default_factory=dict, repr=False)  # seconds a token, since the last change
 
     def learn(self, arm: str, tokens: int, seconds: float) -> None:
         """Take in one prefill of `tokens` uncached tokens; short ones teach nothing."""
@@ -30,6 +31,7 @@ class Prefill:
             value = math.log(seconds / tokens)
             for key in (arm, _ALL):
                 self._add(self._rates, key, value)
+            self._known.clear()
 
     def learn_hits(self, arm: str, predicted: int, cached: int) -> None:
         """Take in how many of the tokens that were thought to be cached on an arm really were."""
@@ -43,8 +45,12 @@ class Prefill:
         everywhere = self._rates.get(_ALL)
         if everywhere is None:
             return tokens * decode_s * _DECODE_SHARE
-        weight, mean = self._rates.get(arm, (0.0, 0.0))
-        return tokens * math.exp((weight * mean + _PSEUDO * everywhere[1]) / (weight + _PSEUDO))
+        rate = self._known.get(arm)
+        if rate is None:
+            weight, mean = self._rates.get(arm, (0.0, 0.0))
+            rate = math.exp((weight * mean + _PSEUDO * everywhere[1]) / (weight + _PSEUDO))
+            self._known[arm] = rate
+        return tokens * rate
 
     def trusted(self, arm: str, predicted: int) -> float:
         """Tokens that are probably cached, if that many are predicted: at first all of them."""
@@ -61,6 +67,7 @@ class Prefill:
         """Take over what `dump` gave."""
         self._rates = {str(k): [float(v) for v in entry] for k, entry in state["rates"].items()}
         self._trust = {str(k): [float(v) for v in entry] for k, entry in state["trust"].items()}
+        self._known.clear()
 
     def _add(self, means: dict[str, list[float]], key: str, value: float) -> None:
         """One value into a running mean; a wild one moves it by no more than one would expect of e^1."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from specproxy.records import Control, LaneStatus, Situation
 from specproxy.strategies.cost import LaneFacts
-from specproxy.strategies.level import Features, features
+from specproxy.strategies.level import features
 from specproxy.strategies.posterior import Belief, Cell
 from specproxy.strategies.speed import arm_key, cell_of
 from specproxy.strategies.target import TargetModel
-from specproxy.strategies.thompson import Offer
+from specproxy.strategies.thompson import Offer, offer
 
 __all__ = ["Pricing", "View", "price", "token_ratio"]
 
@@ -27,11 +27,13 @@ class View:
     """One lane as a decision sees it; times in seconds.
 
     `ratio` is the expected time per token relative to plain, `sd` the standard deviation of its logarithm,
-    `offer` the cost in units of plain's decode time, `loss_s` what the lane may lose to plain by a cautious
-    estimate. `allowed`, `note` and `chance` are filled in by the decision.
+    `offer` the cost without a load as the draw sees it, `loss_s` what the lane may lose to plain by a cautious
+    estimate, loads on either side not counted. `allowed`, `note` and `chance` are filled in by the decision.
     """
 
     status: LaneStatus
+    name: str
+    is_plain: bool
     key: str
     belief: Belief
     ratio: float
@@ -47,16 +49,6 @@ class View:
     chance: float = 0.0
 
     @property
-    def name(self) -> str:
-        """The strategy's name."""
-        return self.status.lane.strategy.name
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a plain lane."""
-        return self.status.lane.strategy.is_plain
-
-    @property
     def fixed_s(self) -> float:
         """Seconds before the first token."""
         return self.wait_s + self.load_s + self.prefill_s
@@ -64,24 +56,26 @@ class View:
     @property
     def expected_s(self) -> float:
         """Seconds for the whole request."""
-        return self.fixed_s + self.decode_s
+        return self.wait_s + self.load_s + self.prefill_s + self.decode_s
 
 
 @dataclass(slots=True)
 class Pricing:
     """All lanes of one situation. `plain` is the lane that the others are held against, if there is one.
 
-    `decode_s` is plain's expected decode time, `output` the expected output in tokens, `request_s` plain's time
-    for the whole request, as far as plain is resident and free.
+    `workload` is the key of the request's. `decode_s` is plain's expected decode time, `output` the expected
+    output in tokens, `request_s` plain's time for the whole request, as far as plain is resident and free.
     """
 
     cell: Cell
+    workload: str
     output: float
     decode_s: float
     request_s: float
     views: list[View]
     plain: View | None
     by_lane: dict[str, View] = field(default_factory=dict)
+    reloads: bool = False  # whether any lane is under reload control
 
 
 def price(
@@ -92,27 +86,53 @@ def price(
     caution: float,
 ) -> Pricing:
     """Work out every lane's expected time. `caution` is how many standard deviations `View.loss_s` looks up."""
+    speed = model.speed
     cell = cell_of(situation.workload)
     reference = next((s for s in lanes if s.lane.strategy.is_plain), None)
     if reference is not None:
-        model.speed.note_plain(arm_key(reference.lane.fingerprint, "plain"))
+        speed.note_plain(arm_key(reference.lane.fingerprint, "plain"))
     output = model.lengths.expect(cell, situation.max_tokens)
     x = features(situation.prompt_tokens + 0.5 * output, situation.in_flight)
-    level = model.speed.level.expect(x)
-    plain = model.speed.plain_belief(cell)
-    base = level + plain.mean + plain.excess
-    per_token = math.exp(base)
-    views = [_view(model, situation, status, cell, plain, per_token, output, x, facts) for status in lanes]
-    by_lane = {view.status.lane.id: view for view in views}
+    plain = speed.plain_belief(cell)
+    base = plain.mean + plain.excess
+    per_token = math.exp(speed.level.expect(x) + base)
     decode_s = per_token * output
-    pricing = Pricing(cell, output, decode_s, decode_s, views, None, by_lane)
+    views, by_lane, reloads = [], {}, False
+    hits, prompt, prefill = situation.prefix_hits, situation.prompt_tokens, model.prefill
+    for status in lanes:
+        lane = status.lane
+        slot, belief = speed.belief_of(lane, cell)
+        mean, variance = belief.mean + belief.excess - base, belief.variance
+        if x[2] > 0.0:
+            mean += slot.load.expect(x)
+            variance += slot.load.variance(x)
+        uncached = prompt - prefill.trusted(slot.key, hits.get(lane.id, 0)) if hits else prompt
+        prefill_s = prefill.seconds(slot.key, uncached, per_token)
+        load_s = 0.0
+        if lane.control is Control.RELOAD:
+            reloads, load_s = True, 0.0 if status.resident else lane.load_s
+        wait_s = _wait(status, facts.get(lane.id), decode_s) if status.in_flight else 0.0
+        ratio = math.exp(mean)
+        view = View(
+            status,
+            slot.name,
+            slot.is_plain,
+            slot.key,
+            belief,
+            ratio,
+            0.0 if slot.key == speed.plain else math.sqrt(variance + plain.variance),
+            wait_s,
+            load_s,
+            prefill_s,
+            decode_s * ratio,
+            offer(wait_s + prefill_s, decode_s * ratio, math.sqrt(variance)),
+        )
+        views.append(view)
+        by_lane[lane.id] = view
+    key = situation.workload.key
+    pricing = Pricing(cell, key, output, decode_s, decode_s, views, None, by_lane, reloads)
     if reference is not None:
-        against = pricing.plain = by_lane[reference.lane.id]
-        pricing.request_s += against.prefill_s
-        for view in views:
-            if view is not against:
-                worst = decode_s * view.ratio * math.exp(caution * view.sd)
-                view.loss_s = worst - decode_s + view.fixed_s - against.fixed_s
+        _hold_against(pricing, by_lane[reference.lane.id], caution)
     return pricing
 
 
@@ -121,43 +141,15 @@ def token_ratio(belief: Belief, plain: Belief) -> float:
     return math.exp(belief.mean + belief.excess - plain.mean - plain.excess)
 
 
-def _view(
-    model: TargetModel,
-    situation: Situation,
-    status: LaneStatus,
-    cell: Cell,
-    plain: Belief,
-    per_token: float,
-    output: float,
-    x: Features,
-    facts: Mapping[str, LaneFacts],
-) -> View:
-    lane = status.lane
-    key = arm_key(lane.fingerprint, lane.strategy.name)
-    belief = model.speed.belief(lane, cell)
-    mean = belief.mean + belief.excess - plain.mean - plain.excess
-    variance = belief.variance
-    if x[2] > 0.0:
-        effect = model.speed.load_effect(key)
-        mean += effect.expect(x)
-        variance += effect.variance(x)
-    cached = model.prefill.trusted(key, situation.prefix_hits.get(lane.id, 0))
-    prefill_s = model.prefill.seconds(key, max(situation.prompt_tokens - cached, 0.0), per_token)
-    load_s = lane.load_s if lane.control is Control.RELOAD and not status.resident else 0.0
-    decode_s = per_token * output
-    wait_s = _wait(status, facts.get(lane.id), decode_s)
-    return View(
-        status,
-        key,
-        belief,
-        math.exp(mean),
-        0.0 if key == model.speed.plain else math.sqrt(variance + plain.variance),
-        wait_s,
-        load_s,
-        prefill_s,
-        decode_s * math.exp(mean),
-        Offer((wait_s + load_s + prefill_s) / decode_s, mean, math.sqrt(variance)),
-    )
+def _hold_against(pricing: Pricing, plain: View, caution: float) -> None:
+    """Fill in what each lane may lose to plain."""
+    pricing.plain = plain
+    pricing.request_s += plain.prefill_s
+    base = pricing.decode_s + plain.prefill_s + plain.wait_s
+    for view in pricing.views:
+        if view is not plain:
+            worst = view.decode_s * math.exp(caution * view.sd)
+            view.loss_s = worst + view.prefill_s + view.wait_s - base
 
 
 def _wait(status: LaneStatus, facts: LaneFacts | None, decode_s: float) -> float:

@@ -37,6 +37,8 @@ HAZARDS: tuple[tuple[str, str], ...] = (
 
 def hazard(situation: Situation, lanes: Sequence[LaneStatus]) -> Narrowed | None:
     """Requests with a hazard go to plain; without a plain lane every lane stays, and the reason says so."""
+    if not situation.workload.flags:
+        return None
     for flag, why in HAZARDS:
         if flag in situation.workload.flags:
             plain = tuple(s for s in lanes if s.lane.strategy.is_plain)
@@ -91,8 +93,10 @@ def available(situation: Situation) -> tuple[LaneStatus, ...]:
     return ready
 
 
-def apply_rules(situation: Situation) -> Decision | Narrowed:
+def apply_rules(situation: Situation, lanes: tuple[LaneStatus, ...] | None = None) -> Decision | Narrowed:
     """Settle the request by rule, or return the lanes that are left to the learner.
+
+    `lanes` are those that `available` gave, if it was asked already.
 
     A decision comes back where a rule leaves one lane; several lanes with the wanted strategy stay open, with
     the rule's name and reason.
@@ -100,7 +104,7 @@ def apply_rules(situation: Situation) -> Decision | Narrowed:
     Raises:
         LaneUnavailable: no lane is ready, or none has the pinned strategy.
     """
-    lanes = available(situation)
+    lanes = available(situation) if lanes is None else lanes
     for rule in RULES:
         narrowed = rule(situation, lanes)
         if narrowed is None:

@@ -54,6 +54,18 @@ class Sample(NamedTuple):
     outlier: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A lane with what belongs to it, so that a decision needs one look-up."""
+
+    lane: Lane
+    key: str
+    name: str
+    is_plain: bool
+    arm: Arm
+    load: LoadEffect
+
+
 @dataclass(slots=True)
 class SpeedModel:
     """Learned speeds of one target. `facts` maps lane ids to what is known about them beforehand.
@@ -75,6 +87,7 @@ class SpeedModel:
     plain: str = ""  # key of the plain arm that others are held against
     plain_checks: int = 0  # times that plain is still to be measured after an alarm
     _priors: dict[tuple[str, str, int | None, Cell], float] = field(default_factory=dict)
+    _slots: dict[str, Slot] = field(default_factory=dict, repr=False)
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -94,9 +107,17 @@ class SpeedModel:
 
     def belief(self, lane: Lane, cell: Cell) -> Belief:
         """What is believed about a lane's arm on a workload, alone on the machine."""
-        self.strategies[lane.id] = lane.strategy
-        arm = self.arm(arm_key(lane.fingerprint, lane.strategy.name), lane.strategy.name)
-        return arm.belief(cell, self.prior(lane.id, lane.strategy, cell))
+        return self.belief_of(lane, cell)[1]
+
+    def belief_of(self, lane: Lane, cell: Cell) -> tuple[Slot, Belief]:
+        """The same, with the lane's arm and load effect."""
+        slot = self._slots.get(lane.id)
+        if slot is None or slot.lane is not lane:
+            slot = self._new_slot(lane)
+        found = slot.arm.known(cell)
+        if found is None:
+            found = slot.arm.belief(cell, self.prior(lane.id, lane.strategy, cell))
+        return slot, found
 
     def plain_belief(self, cell: Cell) -> Belief:
         """What is believed about plain on a workload; the level itself, where plain was never seen."""
@@ -260,6 +281,7 @@ class SpeedModel:
         """Take over what `dump` gave."""
         self.level.restore(state["level"])
         self.arms, self.steps = {}, {}
+        self._slots.clear()
         for key, arm in state["arms"].items():
             self.arm(key, key.rpartition("/")[2]).restore(arm)
         for key, arm in state["steps"].items():
@@ -297,6 +319,14 @@ class SpeedModel:
         arm.learn(cell, _STEP_PRIOR, value - level, nominal + level_var, seen.output_tokens)
         return jumped
 
+    def _new_slot(self, lane: Lane) -> Slot:
+        name = lane.strategy.name
+        key = arm_key(lane.fingerprint, name)
+        self.strategies[lane.id] = lane.strategy
+        slot = Slot(lane, key, name, lane.strategy.is_plain, self.arm(key, name), self.load_effect(key))
+        self._slots[lane.id] = slot
+        return slot
+
     def _strategy(self, seen: Observation) -> Strategy:
         """The strategy of an observation's lane, with its draft length where the lane was met."""
         known = self.strategies.get(seen.lane)
@@ -315,6 +345,7 @@ class SpeedModel:
             oldest = min(others, key=lambda k: self.arms[k].last_at)
             for kept in (self.arms, self.steps, self.loads, self.recent):
                 kept.pop(oldest, None)
+            self._slots.clear()
 
 
 def _features(seen: Observation) -> Features:

@@ -1,21 +1,28 @@
-"""When a reload pays: how long this kind of traffic goes on, and what the traffic as a whole would gain.
+"""When a reload pays: how long this kind of traffic goes on, and what comes after it.
 
 A lane under `reload` control replaces another in memory, at the cost of a load. What it saves on this request
-is seldom enough; it has to save over the run of like requests that this one starts or continues, and must not
-lose more on what comes after. Run lengths and the mix of workloads are learned.
+is seldom enough; it has to save over the run of like requests that this one starts or continues, and over what
+comes then. Run lengths and the mix of workloads are learned, runs have no memory, and what it is worth to have
+a lane in memory when a run begins follows from them (a Markov decision process whose states are the lanes;
+Puterman 1994, ch. 8, relative values)::
+
+    V(l) = Σ_w π_w · min_m ( load(m)·[m ≠ l] + run_w·cost(w, m) + γ·V(m) )
+
+with π the mix of runs, and γ below one since a mix is only trusted for so long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Dwell", "Traffic", "switch_gain"]
+__all__ = ["Dwell", "Traffic", "future_costs"]
 
 _PRIOR_RUN = 2.0
 _LONGEST_HORIZON = 50.0
 _MOST_KEYS = 64
+_RESCALE = 1e9
 
 
 @dataclass(slots=True)
@@ -26,6 +33,7 @@ class Traffic:
     n: float = 0.0
     last: str = ""
     run: float = 0.0
+    _unit: float = 1.0  # weight of the newest request; grows, so that older ones shrink beside it
     _shares: dict[str, float] = field(default_factory=dict)
     _runs: dict[str, list[float]] = field(default_factory=dict)  # weight, mean length
 
@@ -33,9 +41,11 @@ class Traffic:
         """A request of that workload has arrived."""
         keep = 0.5 ** (1.0 / self.half_life)
         self.n = self.n * keep + 1.0
-        for key in self._shares:
-            self._shares[key] *= keep
-        self._shares[workload] = self._shares.get(workload, 0.0) + 1.0
+        self._unit /= keep
+        self._shares[workload] = self._shares.get(workload, 0.0) + self._unit
+        if self._unit > _RESCALE:
+            self._shares = {key: value / self._unit for key, value in self._shares.items()}
+            self._unit = 1.0
         if len(self._shares) > _MOST_KEYS:
             rarest = min(self._shares, key=lambda k: self._shares[k])
             self._shares.pop(rarest)
@@ -61,10 +71,24 @@ class Traffic:
         """Requests over which the present mix may be trusted to last: half as long as it has been seen."""
         return min(0.5 * self.n, _LONGEST_HORIZON)
 
+    @property
+    def trust(self) -> float:
+        """Share of what comes after the present run that may be counted on."""
+        runs = self.runs()
+        mean = sum([weight * self.expected_run(key) for key, weight in runs.items()])
+        horizon = self.horizon
+        return horizon / (horizon + mean) if runs else 0.0
+
     def shares(self) -> dict[str, float]:
         """Share of each workload in recent traffic; sums to 1."""
         whole = sum(self._shares.values())
         return {key: value / whole for key, value in self._shares.items()} if whole > 0.0 else {}
+
+    def runs(self) -> dict[str, float]:
+        """Share of each workload in recent runs; sums to 1."""
+        per_run = {key: share / self.expected_run(key) for key, share in self._shares.items()}
+        whole = sum(per_run.values())
+        return {key: value / whole for key, value in per_run.items()} if whole > 0.0 else {}
 
     def dump(self) -> dict[str, Any]:
         """State as JSON-serialisable data."""
@@ -72,6 +96,7 @@ class Traffic:
             "n": self.n,
             "last": self.last,
             "run": self.run,
+            "unit": self._unit,
             "shares": dict(self._shares),
             "runs": dict(self._runs),
         }
@@ -79,6 +104,7 @@ class Traffic:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.n, self.last, self.run = float(state["n"]), str(state["last"]), float(state["run"])
+        self._unit = float(state["unit"])
         self._shares = {str(k): float(v) for k, v in state["shares"].items()}
         self._runs = {str(k): [float(v) for v in entry] for k, entry in state["runs"].items()}
 
@@ -91,22 +117,34 @@ class Dwell:
     requests: float = 0.0
 
 
-def switch_gain(
-    traffic: Traffic, workload: str, saving: Callable[[str], float], *, load_back_s: float, dwell: float
-) -> float:
-    """Seconds saved by another lane being resident, the load itself not counted.
+def future_costs(
+    traffic: Traffic,
+    costs: Mapping[str, Sequence[float]],
+    loads: Sequence[float],
+    before: Sequence[float],
+) -> list[float]:
+    """One sweep of the equation above over all lanes of a backend.
 
     Args:
         traffic: learned runs and mix.
-        workload: key of the request at hand.
-        saving: seconds saved per request of a workload; negative if it loses.
-        load_back_s: what returning would cost; a loss on later traffic is no greater than that.
-        dwell: requests for which the new lane has to stay.
+        costs: seconds a request of each workload takes, by lane.
+        loads: seconds that loading each lane takes.
+        before: the values found so far.
+
+    Returns:
+        Seconds to come with each lane in memory when a run begins, the least of them being 0.
     """
-    run = traffic.expected_run(workload)
-    later = max(traffic.horizon, dwell) - run
-    gain = run * saving(workload)
-    if later > 0.0:
-        mixed = sum(share * saving(key) for key, share in traffic.shares().items())
-        gain += max(later * mixed, -load_back_s)
-    return gain
+    lanes = range(len(loads))
+    trust = traffic.trust
+    found = [0.0] * len(loads)
+    for workload, weight in traffic.runs().items():
+        row = costs.get(workload)
+        if row is None:
+            continue
+        run = traffic.expected_run(workload)
+        staying = [run * row[lane] + trust * before[lane] for lane in lanes]
+        switching = min([staying[lane] + loads[lane] for lane in lanes])
+        for lane in lanes:
+            found[lane] += weight * min(staying[lane], switching)
+    least = min(found)
+    return [value - least for value in found]

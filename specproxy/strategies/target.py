@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specproxy.records import Workload
+from specproxy.records import Lane
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.gate import Ledger
 from specproxy.strategies.lengths import Lengths
@@ -22,7 +22,10 @@ __all__ = ["TargetModel"]
 class TargetModel:
     """Learned state of one target.
 
-    `tested` maps (workload, arm) to the ledger's plain time when the arm last ran on it.
+    `tested` maps (workload, arm) to the ledger's plain time when the arm last ran on it. `pool` is the account
+    of all workloads together, which pays for loads. `movable` are the lanes of each backend under reload
+    control that the last decision saw, `fixed` the others; `worth` is what `switching.future_costs` found for
+    the former.
     """
 
     speed: SpeedModel
@@ -31,17 +34,21 @@ class TargetModel:
     traffic: Traffic = field(default_factory=Traffic)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     tested: dict[tuple[str, str], float] = field(default_factory=dict)
+    pool: Ledger = field(default_factory=Ledger)
+    movable: dict[str, tuple[Lane, ...]] = field(default_factory=dict)
+    fixed: tuple[Lane, ...] = ()
+    worth: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def new(cls, settings: LearnerSettings, facts: Mapping[str, LaneFacts]) -> TargetModel:
         """A target about which nothing is known but facts about its lanes, by lane id."""
         return cls(SpeedModel(settings.scales, settings.half_life, facts))
 
-    def ledger(self, workload: Workload) -> Ledger:
-        """The loss account of a workload, opened on first use."""
-        found = self.ledgers.get(workload.key)
+    def ledger(self, workload: str) -> Ledger:
+        """The loss account of a workload, by its key; opened on first use."""
+        found = self.ledgers.get(workload)
         if found is None:
-            found = self.ledgers[workload.key] = Ledger()
+            found = self.ledgers[workload] = Ledger()
         return found
 
     def dump(self) -> dict[str, Any]:
@@ -53,6 +60,8 @@ class TargetModel:
             "traffic": self.traffic.dump(),
             "ledgers": {key: ledger.dump() for key, ledger in self.ledgers.items()},
             "tested": [[*key, plain_s] for key, plain_s in self.tested.items()],
+            "pool": self.pool.dump(),
+            "worth": dict(self.worth),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -63,3 +72,5 @@ class TargetModel:
         self.traffic.restore(state["traffic"])
         self.ledgers = {key: Ledger.restored(entry) for key, entry in state["ledgers"].items()}
         self.tested = {(str(w), str(a)): float(plain_s) for w, a, plain_s in state["tested"]}
+        self.pool = Ledger.restored(state["pool"])
+        self.worth = {str(lane): float(seconds) for lane, seconds in state["worth"].items()}
