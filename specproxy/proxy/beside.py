@@ -242,7 +242,7 @@ class Beside:
         backend = self._running
         if backend is None:
             return
-        self.backend = None
+        self.backend, self.plan = None, None
         self._changed()
         addresses = [backend.address(status.lane.id) for status in backend.lanes()]
         try:

@@ -304,3 +304,22 @@ def test_bad_files_are_named(new: Path, pair: CalibratedPair, tmp_path: Path) ->
 
 def test_names_of_drafters_are_known_to_the_server() -> None:
     assert set(server_program.SPEC_TYPES.values()) <= {"ngram-simple", "draft-simple", "draft-mtp"}
+
+
+# --- beside somebody else's plain lane ---------------------------------------------------------------
+
+
+def test_what_somebody_else_runs_is_not_planned_again(pair: CalibratedPair, new: Path) -> None:
+    """Without plain no lane is a must, and it is no fault if none fits."""
+    given = ManagedOptions(pair.target, llama_server=new, exclude=("plain", "mtp"))
+    assert [p.lane.strategy.name for p in plan_managed(given).lanes] == ["ngram"]
+    none = plan_managed(dataclasses.replace(given, memory=1))
+    assert (none.lanes, [refused.id for refused in none.refused]) == ((), ["draft", "ngram"])
+
+
+@pytest.mark.parametrize(("longest", "ctx"), [(512, 512), (None, 4096), (100_000, 4096)])
+def test_a_context_longer_than_is_of_use_is_not_taken(
+    pair: CalibratedPair, new: Path, longest: int | None, ctx: int
+) -> None:
+    """The server's own bounds it, as does what the model was trained for."""
+    assert plan_managed(ManagedOptions(pair.target, llama_server=new, max_ctx=longest)).ctx == ctx

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from specproxy.adapters.base import ProbeResult, UpstreamRequest
+from specproxy.adapters.base import ProbeResult, ServedModel, UpstreamRequest
+from specproxy.adapters.weights import Weights
+from specproxy.config import Settings
 from specproxy.errors import UpstreamClosed, UpstreamConnectError
 from specproxy.proxy import sidecar
+from specproxy.proxy.beside import Beside, Wish
 from specproxy.proxy.sidecar import NobodyHome, Sidecar
 from specproxy.records import Control, Health, Lane, Strategy
+from tests.support.model_facts import facts
 from tests.support.sink import RecordingSink
 
 LLAMA = ProbeResult(True, "llama-server", "b11549", ("m.gguf",))
@@ -159,6 +165,112 @@ async def test_an_aborted_exchange_with_nobody_says_nothing() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert sink.calls == []
+
+
+LOADED = ServedModel("qwen3:8b", path="/blob", digest="d1", ctx=4096)
+UNROUTED = ServedModel("embed", loaded=False, unrouted="it generates no text")
+
+
+def ollama(*served: ServedModel, version: str = "0.33.0") -> ProbeResult:
+    return ProbeResult(True, "ollama", version, tuple(m.name for m in served), served=served)
+
+
+class Wishes(Beside):
+    """Notes what is wished for instead of starting it."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        super().__init__("beside", Settings(), changed)
+        self.wishes: list[tuple[Wish | None, str]] = []
+        self.aways = 0
+
+    def follow(self, wish: Wish | None, trouble: str = "") -> None:
+        self.wishes.append((wish, trouble))
+        self._wish, self.trouble = wish, trouble
+
+    async def planned(self) -> None:
+        """At once."""
+
+    def away(self) -> None:
+        self.aways += 1
+
+
+async def with_wishes(town: Town) -> tuple[Sidecar, Wishes]:
+    made: list[Wishes] = []
+
+    def make(name: str, suffix: str, changed: Callable[[], None]) -> Beside:
+        made.append(Wishes(changed))
+        return made[-1]
+
+    fleet = Sidecar(["http://one"], town.probe, weights=lambda url, model: Weights(facts()), beside=make)
+    await fleet.start()
+    return fleet, made[0]
+
+
+async def looked(fleet: Sidecar) -> None:
+    """Look at every server once more."""
+    for server in fleet._servers.values():
+        await fleet._look(server)
+
+
+async def test_models_without_a_choice_are_no_lanes() -> None:
+    """What generates no text, runs in the cloud or on MLX is passed through."""
+    fleet = await started(Town(one=ollama(LOADED, UNROUTED)), "one")
+    assert [s.lane.id for s in fleet.backends[0].lanes()] == ["qwen3:8b"]
+    await fleet.aclose()
+
+
+async def test_lanes_beside_follow_the_loaded_model() -> None:
+    """They come with it, stay when it is put out of memory, change with its content, and go with it."""
+    town = Town(one=ollama(replace(LOADED, loaded=False)))
+    fleet, beside = await with_wishes(town)
+    assert beside.wishes[-1] == (None, "Ollama has no model loaded; they come with the first one")
+    town.found["one"] = ollama(LOADED)
+    await looked(fleet)
+    wish = beside.wishes[-1][0]
+    assert wish is not None
+    assert (wish.kind, wish.lane.target, wish.model) == ("ollama", "qwen3:8b", LOADED)
+    before = len(beside.wishes)
+    town.found["one"] = ollama(replace(LOADED, loaded=False, ctx=None))
+    await looked(fleet)
+    assert len(beside.wishes) == before
+    town.found["one"] = ollama(replace(LOADED, digest="d2"))
+    await looked(fleet)
+    second = beside.wishes[-1][0]
+    assert second is not None
+    assert second.lane.fingerprint == wish.lane.fingerprint  # that of the file, which did not change
+    assert second != wish
+    town.found["one"] = ollama(UNROUTED)
+    await looked(fleet)
+    assert beside.wishes[-1] == (None, "")
+    town.found["one"] = AWAY
+    await looked(fleet)
+    assert beside.aways == 1
+    await fleet.aclose()
+
+
+async def test_why_ollama_gets_no_lanes_beside_it_is_on_the_rung() -> None:
+    """A version whose defaults are not known is not stood in for."""
+    fleet, beside = await with_wishes(Town(one=ollama(LOADED, version="0.20.1")))
+    assert beside.wishes[-1][0] is None
+    [upstream] = fleet.upstreams
+    assert upstream.rung is not None
+    assert (upstream.rung.number, "0.20.1 are not known here" in upstream.rung.why) == (4, True)
+    await fleet.aclose()
+
+
+async def test_what_is_known_of_models_reaches_the_learner() -> None:
+    """From the file of the model that is looked after, from the server's word for the others."""
+    moe = ServedModel("moe", loaded=False, experts=8, experts_used=2)
+    fleet = Sidecar(
+        ["http://one"],
+        Town(one=ollama(LOADED, moe)).probe,
+        weights=lambda url, model: Weights(facts(block_count=7)),
+    )
+    await fleet.start()
+    known = fleet.facts()
+    assert (known["qwen3:8b"].layers, known["moe"].layers) == (7, 0)
+    assert (known["moe"].experts, known["moe"].experts_used) == (8, 2)
+    await fleet.aclose()
 
 
 async def test_a_failed_connection_marks_the_lane_and_hurries_the_next_look() -> None:

@@ -1,0 +1,263 @@
+"""Further lanes beside a server, on stub processes: planned, offered, replaced, kept while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specproxy.adapters.base import ServedModel
+from specproxy.adapters.llama_server import LanePlan
+from specproxy.adapters.machine import Gpu
+from specproxy.adapters.managed import ManagedOptions, ManagedPlan
+from specproxy.adapters.memory import Budget, MemoryPlan, Refusal
+from specproxy.adapters.ollama_twin import Twin
+from specproxy.adapters.server_program import ServerProgram
+from specproxy.adapters.supervise import ChildSpec
+from specproxy.adapters.weights import Listener, Weights
+from specproxy.config import Settings
+from specproxy.errors import ConfigError, PairError
+from specproxy.proxy import beside as module
+from specproxy.proxy.beside import AWAY_S, Beside, Wish
+from specproxy.records import Control, Dialect, Health, Lane, Strategy
+from tests.support.model_facts import facts
+
+MODEL = ServedModel("m", ctx=8192)
+OWN = Lane("upstream", "upstream", "m", Strategy(), Control.OBSERVE, "fp", models=frozenset({"m"}))
+WISH = Wish("http://127.0.0.1:1", "llama-server", OWN, MODEL, facts(path=Path("/m.gguf")))
+PROGRAM = ServerProgram("binary", (), "b1", frozenset(), frozenset())
+
+
+class Planner:
+    """Plans an n-gram lane on a stub, and remembers what it was asked; `error` once stands for a failure."""
+
+    def __init__(self) -> None:
+        self.asked: list[ManagedOptions] = []
+        self.errors: list[ConfigError] = []
+        self.program = PROGRAM
+        self.ctx = 8192
+        self.names: tuple[str, ...] = ("ngram",)
+
+    def __call__(self, options: ManagedOptions) -> ManagedPlan:
+        self.asked.append(options)
+        if self.errors:
+            raise self.errors.pop(0)
+        plans = tuple(self.lane(name, options.backend) for name in self.names)
+        refused = (Refusal("mtp", "the model file has no MTP layers"),)
+        fitting = MemoryPlan((), (), 0, 0, Budget(1))
+        return ManagedPlan(options, self.program, WISH.facts, None, self.ctx, plans, fitting, refused)
+
+    def lane(self, name: str, backend: str) -> LanePlan:
+        lane = Lane(name, backend, "file", Strategy.parse(name), Control.INSTANCE, f"print-{name}")
+        command = (sys.executable, "-m", "tests.support.stub_server", "--drafts")
+        return LanePlan(lane, ChildSpec(f"lane {name}", command))
+
+
+@pytest.fixture
+def planner(monkeypatch: pytest.MonkeyPatch) -> Planner:
+    planner = Planner()
+    monkeypatch.setattr(module, "plan_managed", planner)
+    monkeypatch.setattr(module.machine, "gpus", tuple)
+    return planner
+
+
+class Watched:
+    """A `Beside` whose changes can be waited for, and whose clock stands."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now = 0.0
+        self.changes = 0
+        self._news = asyncio.Event()
+        given = Settings.model_validate({"manage": True} | settings)
+        self.beside = Beside("beside", given, self._change, clock=lambda: self.now)
+
+    def _change(self) -> None:
+        self.changes += 1
+        self._news.set()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
+
+    def lanes(self) -> dict[str, Health]:
+        backend = self.beside.backend
+        return {s.lane.id: s.health for s in backend.lanes()} if backend is not None else {}
+
+
+@asynccontextmanager
+async def watched(**settings: Any) -> AsyncIterator[Watched]:
+    it = Watched(**settings)
+    try:
+        yield it
+    finally:
+        await it.beside.aclose()
+
+
+async def test_a_lane_stands_for_the_servers_model(planner: Planner) -> None:
+    """Target and names are the server's, so that statistics compare; what the server does is not done again."""
+    async with watched(threads=3) as it:
+        it.beside.follow(WISH)
+        await it.until(lambda: it.lanes() == {"ngram": Health.READY})
+        assert it.beside.backend is not None
+        [status] = it.beside.backend.lanes()
+        assert (status.lane.target, status.lane.models, status.lane.ctx) == ("m", frozenset({"m"}), 0)
+        assert Dialect.LLAMACPP in status.lane.dialects
+        assert Dialect.OLLAMA_CHAT not in status.lane.dialects
+        assert it.beside.address(status.lane).startswith("http://127.0.0.1:")
+        assert it.beside.facts()["ngram"].layers == 32
+        [options] = planner.asked
+        assert (options.model, options.threads, options.alias) == (Path("/m.gguf"), 3, "m")
+        assert (options.exclude, options.max_ctx) == (("plain",), 8192)
+
+
+async def test_the_same_wish_changes_nothing(planner: Planner) -> None:
+    async with watched() as it:
+        it.beside.follow(WISH)
+        await it.until(lambda: it.lanes() == {"ngram": Health.READY})
+        it.beside.follow(replace(WISH))
+        await it.beside.planned()
+        assert len(planner.asked) == 1
+
+
+async def test_another_model_gets_other_lanes(planner: Planner) -> None:
+    """The old ones are gone before the new ones are planned: they may not fit together."""
+    async with watched() as it:
+        it.beside.follow(WISH)
+        await it.until(lambda: it.lanes() == {"ngram": Health.READY})
+        first = it.beside.backend
+        other = replace(OWN, target="other")
+        it.beside.follow(replace(WISH, lane=other))
+        await it.until(lambda: it.beside.backend not in (None, first))
+        assert first is not None
+        assert {s.health for s in first.lanes()} == {Health.STOPPED}
+        await it.until(lambda: it.lanes() == {"ngram": Health.READY})
+        assert it.beside.backend is not None
+        assert it.beside.backend.lanes()[0].lane.target == "other"
+
+
+async def test_a_wish_in_the_meantime_is_the_one_that_counts(planner: Planner) -> None:
+    """Only the first and the last of three are planned for."""
+    async with watched() as it:
+        for target in ("a", "b", "c"):
+            it.beside.follow(replace(WISH, lane=replace(OWN, target=target)))
+        await it.until(lambda: it.lanes() == {"ngram": Health.READY})
+        assert it.beside.backend is not None
+        assert it.beside.backend.lanes()[0].lane.target == "c"
+        assert len(planner.asked) == 1
+
+
+async def test_lanes_outlive_their_server_for_a_while(planner: Planner) -> None:
+    """A restart does not cost them; a server that stays away does."""
+    async with watched() as it:
+        it.beside.follow(WISH)
+        await it.until(lambda: it.lanes() == {"ngram": Health.READY})
+        it.beside.away()
+        it.now = AWAY_S - 1
+        it.beside.follow(WISH)
+        it.now = AWAY_S + 1
+        it.beside.away()
+        assert it.lanes() == {"ngram": Health.READY}
+        it.now += AWAY_S
+        it.beside.away()
+        await it.until(lambda: it.lanes() == {})
+        assert it.beside.plan is None
+
+
+async def test_a_shorter_context_is_said_to_the_router(planner: Planner) -> None:
+    """And Ollama's lanes always keep to theirs, as Ollama shortens chats that are too long."""
+    planner.ctx = 4096
+    async with watched() as it:
+        it.beside.follow(WISH)
+        await it.until(lambda: it.beside.plan)
+        assert it.beside.plan is not None
+        assert [p.lane.ctx for p in it.beside.plan.lanes] == [4096]
+
+
+async def test_nothing_that_fits_is_no_trouble(planner: Planner) -> None:
+    """The plan says what was left out and why; no process is started."""
+    planner.names = ()
+    async with watched() as it:
+        it.beside.follow(WISH)
+        await it.beside.planned()
+        assert it.beside.plan is not None
+        assert (it.beside.plan.lanes, it.beside.backend) == ((), None)
+
+
+async def test_what_cannot_be_planned_is_trouble(planner: Planner) -> None:
+    """With its reason, until another wish."""
+    planner.errors = [ConfigError("no llama-server found", hint="get one")]
+    async with watched() as it:
+        it.beside.follow(WISH)
+        await it.beside.planned()
+        assert it.beside.trouble == "no llama-server found (get one)"
+        it.beside.follow(replace(WISH, on_gpu=False))
+        await it.until(lambda: it.lanes() == {"ngram": Health.READY})
+        assert it.beside.trouble == ""
+
+
+async def test_a_draft_that_does_not_fit_is_left_out(planner: Planner) -> None:
+    """The other lanes come up, and the rung says what is wrong with it."""
+    planner.errors = [PairError("d.gguf cannot draft for m.gguf")]
+    async with watched(draft="d.gguf") as it:
+        it.beside.follow(WISH)
+        await it.until(lambda: it.beside.plan)
+        assert [options.draft for options in planner.asked] == [Path("d.gguf"), None]
+        assert it.beside.plan is not None
+        assert it.beside.plan.warnings == ("d.gguf cannot draft for m.gguf.",)
+
+
+@pytest.mark.parametrize(("on_gpu", "starts"), [(True, False), (False, True)])
+async def test_no_lane_on_the_processor_beside_a_gpu(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch, on_gpu: bool, starts: bool
+) -> None:
+    """It would be many times slower, and each try of it would be felt."""
+    monkeypatch.setattr(module.machine, "gpus", lambda: (Gpu("card", 1, 1),))
+    planner.program = replace(PROGRAM, kind="wheel")
+    async with watched() as it:
+        it.beside.follow(replace(WISH, on_gpu=on_gpu))
+        await it.beside.planned()
+        assert (it.beside.plan is not None) is starts
+        assert ("has a GPU" in it.beside.trouble) is not starts
+
+
+@pytest.mark.parametrize(("twin", "offered"), [(Twin(tools=True), True), (Twin(), True), (Twin("no"), False)])
+async def test_ollamas_lanes_are_compared_before_they_are_offered(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch, twin: Twin, offered: bool
+) -> None:
+    """Until then there is neither backend nor plan to see."""
+    seen: list[object] = []
+
+    async def compare(url: str, model: ServedModel, lane_url: str) -> Twin:
+        seen.extend((it.beside.backend, it.beside.plan, lane_url))
+        return twin
+
+    monkeypatch.setattr(module, "compare_prompts", compare)
+    async with watched() as it:
+        it.beside.follow(replace(WISH, kind="ollama"))
+        await it.beside.planned()
+        assert seen[:2] == [None, None]
+        assert str(seen[2]).startswith("http://127.0.0.1:")
+        assert (it.lanes() == {"ngram": Health.READY}) is offered
+        assert it.beside.trouble == twin.reason
+        if it.beside.backend is not None:
+            [status] = it.beside.backend.lanes()
+            assert (status.lane.tools, status.lane.ctx) == (twin.tools, 8192)
+            assert dict(status.lane.overrides)["temperature"] == 1.0
+            assert status.lane.dialects == {Dialect.OPENAI_CHAT}
+
+
+def test_a_wish_needs_weights_and_a_server_that_can_be_stood_in_for() -> None:
+    weights = Weights(facts(), listener=Listener(("llama-server", "-ngl", "0"), Path("/")))
+    wish = Wish.of("http://x", "llama-server", OWN, MODEL, weights)
+    assert wish is not None
+    assert not wish.on_gpu
+    assert Wish.of("http://x", "vllm", OWN, MODEL, weights) is None
+    assert Wish.of("http://x", "llama-server", OWN, MODEL, Weights(reason="elsewhere")) is None
+    assert Wish.of("http://x", "llama-server", OWN, MODEL, None) is None
