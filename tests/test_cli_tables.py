@@ -92,6 +92,19 @@ def test_commands_can_be_copied(
         assert sum("Rung 4" in line for line in lines) == 1
 
 
+def test_what_was_looked_at_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every usual place, loaded models, and what is passed through and why."""
+    data = status() | {"survey": {"http://127.0.0.1:11434": "ollama", "http://127.0.0.1:8080": ""}}
+    data["upstreams"][0] |= {"loaded": ["b"], "passed_through": {"e": "it generates no text"}}
+    shown = printed(capsys, monkeypatch, 80, data), "\n".join(banner(data, 80))
+    for text in (" ".join(text.split()) for text in shown):
+        assert "Looked at http://127.0.0.1:11434 (ollama), http://127.0.0.1:8080 (nobody)" in text
+        assert "a, b (loaded), c and 2 more" in text
+        assert "Passed through unrouted: e, as it generates no text" in text
+
+
 def test_a_server_that_loads_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

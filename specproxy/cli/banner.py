@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from specproxy.cli.text import size, upstream_line
+from specproxy.cli.text import size, survey_lines, upstream_line
 
 __all__ = ["banner"]
 
@@ -32,6 +32,7 @@ def banner(status: dict[str, Any], width: int) -> Iterator[str]:
 def _sentences(status: dict[str, Any]) -> Iterator[str]:
     """Address, upstreams, rung and why, lanes, and what to do next."""
     yield f"specproxy {status['version']} listens at {status['listen']}"
+    yield from (f"  {line}" for line in survey_lines(status))
     for upstream in status["upstreams"]:
         yield f"  {upstream_line(upstream)}"
         yield from _rung(upstream.get("rung"))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specproxy.cli.text import duration, number, percent, size, upstream_line
+from specproxy.cli.text import duration, number, percent, size, survey_lines, upstream_line
 
 __all__ = ["print_decision", "print_status"]
 
@@ -46,6 +46,8 @@ def _print_head(console: Console, data: Row) -> None:
         f"[bold]specproxy {data['version']}[/] at {data['listen']}, up {duration(data['uptime_s'])}, "
         f"policy {data['policy']['name']}, {data['requests']['total']} requests"
     )
+    for line in survey_lines(data):
+        console.print(Text(line))
     for upstream in data["upstreams"]:
         console.print(Text(upstream_line(upstream)))
         _print_rung(console, upstream.get("rung"))

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["duration", "number", "percent", "size", "upstream_line"]
+__all__ = ["duration", "number", "percent", "size", "survey_lines", "upstream_line"]
+
+
+def survey_lines(status: dict[str, Any]) -> Iterator[str]:
+    """What was found at each of the usual URLs, and which models are merely passed through."""
+    if found := status.get("survey"):
+        yield "Looked at " + ", ".join(f"{url} ({kind or 'nobody'})" for url, kind in found.items())
+    for upstream in status["upstreams"]:
+        if passed := upstream.get("passed_through"):
+            names = "; ".join(f"{name}, as {why}" for name, why in passed.items())
+            yield f"Passed through unrouted: {names}"
 
 
 def upstream_line(upstream: dict[str, Any]) -> str:
-    """``Upstream http://… : ollama 0.33, qwen3:8b and 4 more``, or that it is away."""
+    """``Upstream http://… : ollama 0.33, qwen3:8b (loaded) and 4 more``, or that it is away."""
     if not upstream["reachable"]:
         return f"Upstream {upstream['url']}: not reachable"
     if upstream.get("loading"):
         return f"Upstream {upstream['url']}: {upstream['kind']}, loading its model"
     version = f" {upstream['version']}" if upstream["version"] else ""
     models = upstream["models"]
-    named = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+    loaded = upstream.get("loaded") or []
+    some = [f"{name} (loaded)" if name in loaded and len(models) > 1 else name for name in models[:3]]
+    named = ", ".join(some) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
     return f"Upstream {upstream['url']}: {upstream['kind']}{version}" + (f", {named}" if models else "")
 
 

@@ -66,6 +66,12 @@ class Fleet:
         return self._sidecar.upstreams if self._sidecar is not None else []
 
     @property
+    def survey(self) -> dict[str, str]:
+        """What was found at each of the usual URLs: a kind, or nothing; empty where servers were named."""
+        looked = self._sidecar.survey if self._sidecar is not None else []
+        return {url: found.kind if found.reachable else "" for url, found in looked}
+
+    @property
     def rung(self) -> Rung | None:
         """The rung of the start-up ladder that was taken; of several servers, the first one's that is there."""
         if self._own is not None:

@@ -197,6 +197,7 @@ class Service:
             "uptime_s": time.time() - self._started_at,
             "policy": {"name": self.policy.name, **self.settings.learner.model_dump()},
             "rung": rung.json() if rung is not None else None,
+            "survey": self._fleet.survey,
             "upstreams": [upstream.json() for upstream in self._fleet.upstreams],
             "lanes": [lane_json(s, since, self._fleet.address(s.lane)) for s in lanes],
             **board,

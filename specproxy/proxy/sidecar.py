@@ -97,6 +97,11 @@ class Sidecar:
         return servers if self._fixed or not found else found
 
     @property
+    def survey(self) -> list[tuple[str, ProbeResult]]:
+        """The usual places and what was found there; empty where servers were named."""
+        return [] if self._fixed else [(url, server.upstream.found) for url, server in self._servers.items()]
+
+    @property
     def backends(self) -> tuple[Backend, ...]:
         """One for each server that counts; where nobody has answered yet, one that says so."""
         found: list[Backend] = []

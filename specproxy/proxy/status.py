@@ -55,6 +55,8 @@ class Upstream:
             "version": found.version,
             "models": list(found.models),
             "loading": found.loading,
+            "loaded": [model.name for model in found.served if model.loaded and not model.unrouted],
+            "passed_through": {model.name: model.unrouted for model in found.served if model.unrouted},
             "rung": self.rung.json() if self.rung is not None else None,
         }
 

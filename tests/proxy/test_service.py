@@ -160,6 +160,7 @@ async def test_the_usual_ports_are_probed_without_settings(
         reply = await chat(service)
         assert reply.status == 503
         assert all(str(port) in reply.content.decode() for port in ports)
+        assert (await status_of(service))["survey"] == {f"http://127.0.0.1:{port}": "" for port in ports}
         async with openai_like(ports[1]):
             await until(lambda: bool(service.lanes()))
             assert (await chat(service)).status == 200
