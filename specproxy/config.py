@@ -90,6 +90,13 @@ def _home(value: object) -> object:
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
+DRAFTERS = (
+    "ngram", "draft", "mtp", "auto",
+    "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache",
+    "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark",
+)  # fmt: skip
+"""Drafters that a strategy may be made of: ours, and llama-server's own names, which are passed to it."""
+
 Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
 Url = Annotated[str, BeforeValidator(_url)]
 File = Annotated[Path, BeforeValidator(_home)]
@@ -193,7 +200,10 @@ class Settings(_Section):
     @classmethod
     def _parse_strategies(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in value or ():
-            Strategy.parse(name)
+            for drafter in Strategy.parse(name).drafters:
+                if drafter not in DRAFTERS:
+                    close = nearest(drafter, list(DRAFTERS))
+                    raise ValueError(f"{drafter} is no drafter" + (f"; did you mean {close}?" if close else ""))
         return value
 
     def problems(self) -> list[str]:

@@ -103,6 +103,10 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
         ("upstream: ftp://x\n", "upstream: 'ftp://x': should be a URL such as http://127.0.0.1:11434"),
         ("learner: 3\n", "learner: 3: "),
         (
+            "strategies: plain,ngran+mtp\n",
+            "strategies: 'plain,ngran+mtp': ngran is no drafter; did you mean ngram?",
+        ),
+        (
             "strategies: [plain, 'mtp:0']\n",
             "strategies: ['plain', 'mtp:0']: draft length must be at least 1, not 0",
         ),
