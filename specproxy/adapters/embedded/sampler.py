@@ -1,14 +1,16 @@
 """Sampling one token from one row of logits: llama-server's chain in its order, and a draw of our own.
 
-The chain is llama.cpp's (logit bias, penalties, DRY, top-k, typical, top-p, min-p, temperature: the default of
-llama-server, whose other stages are off by default), run on the candidates that can matter. The draw is ours:
-the random number for an output position depends on seed and position alone, so that the text is the same
-whichever strategy proposed the tokens ("sample and match": a draft token stays if it is the one drawn).
+The chain is llama.cpp's (penalties, DRY, top-k, typical, top-p, min-p, temperature, behind the logit bias: the
+default of llama-server, whose other stages are off by default), run on the candidates that can matter. Showing
+it the whole vocabulary would cost more than all else that happens between two decodes. The draw is ours: the
+random number for an output position depends on seed and position alone, so that the text is the same whichever
+strategy proposed the tokens ("sample and match": a draft token stays if it is the one drawn).
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,7 +54,7 @@ class Sampler:
         prompt: tokens that penalties see besides those that are accepted.
 
     Attributes:
-        greedy: whether the token is simply the one with the highest logit.
+        greedy: whether the tokens are simply those of `highest`, and `accept` need not be called.
 
     Raises:
         RequestError: the grammar does not parse.
@@ -65,16 +67,18 @@ class Sampler:
         self._position = 0
         self._vocab = vocabulary.size
         self._sampling = sampling
-        biased = bool(sampling.logit_bias or vocabulary.suppressed or sampling.ignore_eos)
+        self._bias = _Bias.of(_biases(sampling, vocabulary))
         self._remembers = _has_memory(sampling)
-        self._whole = biased or self._remembers  # the chain has to see every logit
+        self._whole = sampling.dry_multiplier != 0  # the chain has to see every logit
+        self._recent: deque[int] = deque(maxlen=_window(sampling, context))  # what penalties are for
         self._grammar = Grammar(sampling.grammar, vocabulary) if sampling.grammar else None
-        plain = not self._whole and self._grammar is None
-        self.greedy = plain and sampling.temperature <= 0 and sampling.typical_p >= 1
-        self._chain = None if self.greedy else self._build(sampling, vocabulary, context)
+        # the chain would leave the token with the highest logit
+        self._plain = sampling.temperature <= 0 and sampling.typical_p >= 1 and not self._remembers
+        self.greedy = self._plain and self._grammar is None
+        self._chain = None if self._plain else self._build(sampling, vocabulary, context)
         if self._remembers:
             for token in prompt[-context:]:
-                lib.llama_sampler_accept(self._chain, token)
+                self._remember(token)
 
     def sample(self, row: Floats) -> int:
         """The token at the next output position, from its logits, shape (n_vocab,). Call `accept` with it.
@@ -82,14 +86,20 @@ class Sampler:
         Raises:
             BackendError: the grammar allows no token at all.
         """
-        if self.greedy:
-            return int(row.argmax())
-        token = self._draw(self._candidates(row), draw=0)
+        token = self.highest(row[None])[0] if self._plain else self._draw(self._candidates(row), draw=0)
         if self._grammar is None or (token is not None and self._grammar.allows(token)):
             if token is None:
                 raise BackendError("sampling left no token to choose from")
             return token
         return self._legal(row)
+
+    def highest(self, rows: Floats) -> list[int]:
+        """The token with the highest logit, bias included, in each row; shape (n, n_vocab)."""
+        tokens: list[int] = rows.argmax(axis=1).tolist()
+        if self._bias is not None:
+            bias = self._bias
+            tokens = [bias.highest(row, token) for row, token in zip(rows, tokens, strict=True)]
+        return tokens
 
     def accept(self, token: int) -> None:
         """Go on to the next position, this token having been chosen."""
@@ -97,7 +107,7 @@ class Sampler:
         if self._grammar is not None:
             self._grammar.accept(token)
         if self._remembers:
-            lib.llama_sampler_accept(self._chain, token)
+            self._remember(token)
 
     def close(self) -> None:
         """Free what llama.cpp holds; idempotent."""
@@ -107,12 +117,23 @@ class Sampler:
         if self._grammar is not None:
             self._grammar.close()
 
+    def _remember(self, token: int) -> None:
+        lib.llama_sampler_accept(self._chain, token)
+        self._recent.append(token)
+
     def _candidates(self, row: Floats) -> npt.NDArray[np.void]:
-        """Every token, or only the `top_k` highest where nothing that comes before top-k can change them."""
-        k = self._top_k()
+        """Every token, or only those that may be among the `top_k` highest when the chain comes to top-k.
+
+        Penalties change recent tokens alone, so what comes out on top is one of those, or was there before.
+        """
+        if self._bias is not None:
+            row = self._bias.added(row)
+        k = self._top_k() + len(self._recent)
         if self._whole or k >= self._vocab:
             return _candidate_array(np.arange(self._vocab), row)
         ids = _highest(row, k)
+        if self._recent:
+            ids = np.union1d(ids, np.array(self._recent))
         return _candidate_array(ids, row[ids])
 
     def _top_k(self) -> int:
@@ -122,6 +143,9 @@ class Sampler:
 
     def _draw(self, candidates: npt.NDArray[np.void], draw: int) -> int | None:
         """Run the chain, then choose among what it leaves; None if it leaves nothing possible."""
+        if self._plain:
+            best = int(candidates["logit"].argmax())
+            return int(candidates["id"][best]) if candidates["logit"][best] > -np.inf else None
         array = lib.llama_token_data_array(
             ctypes.cast(candidates.ctypes.data, lib.llama_token_data_p), len(candidates), -1, False
         )
@@ -146,8 +170,10 @@ class Sampler:
         needs no more legal tokens than its k.
         """
         assert self._grammar is not None
+        if self._bias is not None:
+            row = self._bias.added(row)
         k = self._top_k()
-        if not self._whole and k < GRAMMAR_TRIES < self._vocab:
+        if not self._remembers and k < GRAMMAR_TRIES < self._vocab:
             ids = _highest(row, GRAMMAR_TRIES)
             candidates = self._grammar.legal(_candidate_array(ids, row[ids]))
             if len(candidates) >= k:
@@ -165,17 +191,12 @@ class Sampler:
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         if not chain:
             raise BackendError("llama.cpp gave no sampler chain")
-        biases = _biases(sampling, vocabulary)
         stages = []
-        if biases:
-            raw = (lib.llama_logit_bias * len(biases))(*biases.items())
-            stages.append(lib.llama_sampler_init_logit_bias(vocabulary.size, len(biases), raw))
         if _penalises(sampling):
-            window = context if sampling.repeat_last_n < 0 else sampling.repeat_last_n
             stages.append(
                 lib.llama_sampler_init_penalties(
                     vocabulary.size,
-                    window,
+                    _window(sampling, context),
                     sampling.repeat_penalty,
                     sampling.frequency_penalty,
                     sampling.presence_penalty,
@@ -198,6 +219,40 @@ class Sampler:
                 raise BackendError("llama.cpp gave no sampler")
             lib.llama_sampler_chain_add(chain, stage)
         return chain  # type: ignore[no-any-return]  # llama_cpp is untyped here
+
+
+class _Bias:
+    """What is added to the logits of some tokens."""
+
+    def __init__(self, biases: dict[int, float]) -> None:
+        self._ids = np.fromiter(biases.keys(), np.intp, len(biases))
+        self._values = np.fromiter(biases.values(), np.float32, len(biases))
+        self._biased = frozenset(biases)
+        self._only_down = bool((self._values <= 0).all())
+
+    @classmethod
+    def of(cls, biases: dict[int, float]) -> _Bias | None:
+        """None if there are none."""
+        return cls(biases) if biases else None
+
+    def added(self, row: Floats) -> Floats:
+        """A copy of the logits with the bias."""
+        row = row.copy()
+        row[self._ids] += self._values
+        return row
+
+    def highest(self, row: Floats, token: int) -> int:
+        """The highest token with the bias, `token` being the highest without it."""
+        if self._only_down and token not in self._biased:
+            return token
+        return int(self.added(row).argmax())
+
+
+def _window(sampling: Sampling, context: int) -> int:
+    """Tokens that penalties look back over."""
+    if not _penalises(sampling):
+        return 0
+    return context if sampling.repeat_last_n < 0 else sampling.repeat_last_n
 
 
 def _penalises(sampling: Sampling) -> bool:

@@ -64,6 +64,11 @@ def test_uniform_numbers_are_uniform_and_independent() -> None:
         Sampling(temperature=1.3, top_k=200, top_p=0.9, min_p=0.0),
         Sampling(temperature=0.7, typical_p=0.6),
         Sampling(temperature=0),
+        Sampling(logit_bias={7: 4.0, 9: -3.0}, ignore_eos=True),
+        Sampling(repeat_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.2),
+        Sampling(repeat_penalty=0.5, repeat_last_n=5, top_k=3),
+        Sampling(repeat_penalty=1.2, presence_penalty=-3.0, repeat_last_n=-1, logit_bias={3: 2.0}),
+        Sampling(temperature=0, frequency_penalty=1.0, logit_bias={4: 5.0}),
     ],
 )
 def test_showing_the_chain_fewer_candidates_changes_nothing(sampling: Sampling, vocabulary: Vocabulary) -> None:
@@ -113,6 +118,19 @@ def test_dry_stops_a_loop(vocabulary: Vocabulary) -> None:
     dry = replace(looping, dry_multiplier=2.0, dry_allowed_length=2)
     assert set(draw(looping, vocabulary, [row] * 12)) == {300}
     assert 301 in draw(dry, vocabulary, [row] * 12)
+
+
+@pytest.mark.parametrize("bias", [{}, {7: 2.5}, {7: -9.0, 8: 40.0}, {8: float("-inf")}])
+def test_greedy_with_a_bias_is_the_highest_of_the_biased_row(
+    vocabulary: Vocabulary, bias: dict[int, float]
+) -> None:
+    logits = rows(vocabulary, 40, seed=3)
+    logits[::3, 8] = 30.0  # the forbidden one would often have been it
+    expected = logits.copy()
+    for token, value in {**bias, vocabulary.eos: float("-inf")}.items():
+        expected[:, token] += value
+    sampling = Sampling(temperature=0, logit_bias=bias, ignore_eos=True)
+    assert draw(sampling, vocabulary, logits) == expected.argmax(axis=1).tolist()
 
 
 def test_forbidden_tokens_and_biases(vocabulary: Vocabulary) -> None:
