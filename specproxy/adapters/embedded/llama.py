@@ -433,6 +433,27 @@ class Context:
         """Let sequence `target` have positions 0 to `end` - 1 of `source`; costs no memory."""
         lib.llama_memory_seq_cp(self._memory, source, target, 0, end)
 
+    def state_bytes(self, seq: int) -> int:
+        """Bytes of memory that `save` would take for a sequence."""
+        return int(lib.llama_state_seq_get_size(self.handle, seq))
+
+    def save(self, seq: int) -> npt.NDArray[np.uint8]:
+        """Copy all that the cache holds of a sequence.
+
+        Raises:
+            DecodeError: llama.cpp gave less than it announced.
+        """
+        state = np.empty(self.state_bytes(seq), np.uint8)
+        pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if lib.llama_state_seq_get_data(self.handle, pointer, state.nbytes, seq) != state.nbytes:
+            raise DecodeError(f"the cache of sequence {seq} cannot be saved", 0)
+        return state
+
+    def restore(self, seq: int, state: npt.NDArray[np.uint8]) -> bool:
+        """Give a sequence, which must be empty, what `save` copied; False if there is no room for it."""
+        pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        return bool(lib.llama_state_seq_set_data(self.handle, pointer, state.nbytes, seq) == state.nbytes)
+
     def last_position(self, seq: int) -> int:
         """The last position that the cache holds of a sequence, or -1."""
         return int(lib.llama_memory_seq_pos_max(self._memory, seq))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = ["Choice", "Slot", "choose", "common_prefix"]
 
 
@@ -14,7 +17,8 @@ class Slot:
 
     The target's cache holds ``tokens[:n]`` at positions 0 to n - 1, and nothing else. The draft model's holds
     the first `n_draft` of the tokens, the MTP cache the first `n_mtp` (each with the hidden state before it);
-    both may hold rejected drafts behind that, to be dropped before the next use (`stale`).
+    both may hold rejected drafts behind that, to be dropped before the next use (`stale`). With `parked` the
+    caches hold nothing of it: what they held is there, by the name of the cache.
     """
 
     id: int
@@ -25,6 +29,12 @@ class Slot:
     stale: set[str] = field(default_factory=set)
     busy: bool = False
     used: int = 0  # counter of the last use, for eviction
+    parked: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict, repr=False)
+
+    @property
+    def parked_bytes(self) -> int:
+        """Memory that parked content takes."""
+        return sum(state.nbytes for state in self.parked.values())
 
 
 @dataclass(frozen=True, slots=True)

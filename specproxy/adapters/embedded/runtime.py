@@ -35,6 +35,7 @@ class Runtime:
         limits: longest draft by drafter name, n-gram included; empty if the target cannot roll back.
         refused: why a drafter cannot run, by name.
         per_sequence: tokens of context that each sequence has.
+        cache_bytes: memory that parked sequences may take, as much as the caches themselves do.
 
     Raises:
         ModelFileError: the target cannot be loaded or run.
@@ -80,6 +81,9 @@ class Runtime:
         self.memory = memory_needs(self.facts, draft, options, context=self.per_sequence, states=states)
         if not options.weights.gpu_layers:
             check_memory(self.memory, psutil.virtual_memory().available, self.per_sequence, options.parallel)
+        self.cache_bytes = sum(self.memory.get(name, 0) for name in ("kv", "mtp")) + (
+            0 if draft is None else self.memory["draft"] - draft.weight_bytes
+        )
         outputs = options.parallel * (longest + 1)
         self.slots = options.parallel + (0 if self.target.recurrent else options.cached)
         self.context = self._context(self.target, options, outputs=outputs, states=states)

@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from specproxy.adapters.embedded.controller import PLAIN, Controller, FixedController, RuleController, StepView
 from specproxy.adapters.embedded.llama import DecodeError, NoRoomError
-from specproxy.adapters.embedded.prefix_cache import Choice, Slot, choose
 from specproxy.adapters.embedded.runtime import Runtime
 from specproxy.adapters.embedded.sampler import Sampler
 from specproxy.adapters.embedded.sequence import HiddenRows, Sequence, Sink
+from specproxy.adapters.embedded.slots import Slots
 from specproxy.adapters.embedded.types import Finished, GenerateRequest, TokenEvent
 from specproxy.adapters.embedded.vocabulary import Vocabulary
 from specproxy.errors import RequestError, SpecproxyError
@@ -57,15 +57,19 @@ class Scheduler:
         self._runtime = runtime
         self._vocabulary = vocabulary
         self._emit = emit
-        self._slots = [Slot(i) for i in range(runtime.slots)]
+        self._slots = Slots(runtime)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self._uses = 0
 
     @property
     def idle(self) -> bool:
         """Whether there is no request at all."""
         return not self._running and not self._waiting
+
+    @property
+    def parked_bytes(self) -> int:
+        """Memory that idle sequences take outside the caches."""
+        return self._slots.parked_bytes
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -96,7 +100,7 @@ class Scheduler:
         self._runtime.context.clear()
         for drafter in self._runtime.drafters.values():
             drafter.context.clear()
-        self._slots = [Slot(i) for i in range(self._runtime.slots)]
+        self._slots = Slots(self._runtime)
 
     def check(self, request: GenerateRequest) -> None:
         """Refuse what cannot be served.
@@ -151,69 +155,23 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._runtime.options.parallel:
             sequence = self._waiting.popleft()
-            share, mtp = not self._runtime.target.recurrent, "mtp" in sequence.drafters
-            choice = choose(self._slots, sequence.tokens, share=share, mtp=mtp)
+            mtp = "mtp" in sequence.drafters
+            choice = self._slots.choose(sequence.tokens, mtp=mtp)
             if mtp and isinstance(sequence.controller, RuleController):
-                without = choose(self._slots, sequence.tokens, share=share)
+                without = self._slots.choose(sequence.tokens, mtp=False)
                 if without.common - choice.common > MTP_GAP:
                     sequence.disable("mtp", "its cache does not cover the reused prefix")
-                    choice = without
+                    choice, mtp = without, False
             sequence.begin()
-            self._attach(sequence, choice)
+            sequence.slot = choice.slot
+            sequence.cached = self._slots.place(choice, sequence.tokens, mtp=mtp)
+            if mtp:
+                sequence.hidden = HiddenRows(self._runtime.target.n_embd)
+                sequence.hidden.reset(start=choice.slot.n_mtp == 0)
             if "ngram" in sequence.drafters:
                 sequence.ngram = NgramDrafter(min_n=self._runtime.options.ngram_match)
                 sequence.ngram.begin(sequence.tokens)
             self._running.append(sequence)
-
-    def _attach(self, sequence: Sequence, choice: Choice) -> None:
-        """Put a sequence into its slot, with what can be used of the prefix."""
-        slot, source = choice.slot, choice.source
-        common = min(choice.common, source.n)
-        start = min(common, sequence.n_prompt - 1)  # the last prompt token is decoded for its logits
-        mtp = "mtp" in sequence.drafters
-        if mtp:  # the hidden row of the last position that the MTP cache covers is needed, so it is made again
-            start = max(min(source.n_mtp, common, start + 1) - 1, 0)
-        keep = {"draft": min(source.n_draft, common), "mtp": min(source.n_mtp, start + 1 if mtp else start)}
-        if slot is not source:
-            self._copy(source, slot, start, keep)
-        elif not self._cut(slot, start):
-            self._forget(slot)
-            start, keep = 0, {"draft": 0, "mtp": 0}
-        slot.tokens, slot.n, slot.busy = sequence.tokens, start, True
-        slot.n_draft, slot.n_mtp = keep["draft"], keep["mtp"]
-        slot.stale.update(self._runtime.drafters)
-        if mtp:
-            sequence.hidden = HiddenRows(self._runtime.target.n_embd)
-            sequence.hidden.reset(start=slot.n_mtp == 0)
-        sequence.slot, sequence.cached = slot, start
-
-    def _cut(self, slot: Slot, start: int) -> bool:
-        """Remove what the target's cache holds from `start` on; False if that is impossible.
-
-        A recurrent state can go back only within the decode that made it, so at the start of a request it can
-        be continued, but not cut.
-        """
-        if self._runtime.target.recurrent and start < slot.n:
-            return False
-        return self._runtime.context.drop(slot.id, start)
-
-    def _copy(self, source: Slot, slot: Slot, start: int, keep: dict[str, int]) -> None:
-        """Make `slot` a second owner of the cells that it can use."""
-        self._forget(slot)
-        if start:
-            self._runtime.context.share(source.id, slot.id, start)
-        for name, drafter in self._runtime.drafters.items():
-            if keep[name]:
-                drafter.context.share(source.id, slot.id, keep[name])
-
-    def _forget(self, slot: Slot) -> None:
-        """Empty a slot in every cache."""
-        slot.tokens, slot.n = [], 0
-        if not self._runtime.context.drop(slot.id, 0):
-            raise DecodeError(f"the cache of sequence {slot.id} cannot be emptied", 0)
-        for drafter in self._runtime.drafters.values():
-            drafter.forget(slot)
-        slot.stale.clear()
 
     def _leave(self, sequence: Sequence) -> None:
         """The sequence has ended; its slot keeps what the caches hold."""
@@ -221,11 +179,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
-            slot = sequence.slot
-            self._uses += 1
-            slot.tokens, slot.busy, slot.used = sequence.tokens[: slot.n], False, self._uses
-            slot.n_draft, slot.n_mtp = min(slot.n_draft, slot.n), min(slot.n_mtp, slot.n)
-            slot.stale.update(self._runtime.drafters)
+            self._slots.release(sequence.slot, sequence.tokens)
         sequence.sampler.close()
 
     # --- a step --------------------------------------------------------------------------------------
@@ -339,10 +293,8 @@ class Scheduler:
                 context.decode(batch)
                 return
             except NoRoomError:
-                idle = [slot for slot in self._slots if not slot.busy and slot.n]
-                if not idle:
+                if not self._slots.make_room():
                     raise
-                self._forget(min(idle, key=lambda slot: slot.used))
 
     def _prefilled(self, sequence: Sequence, count: int, at: int, rows: Floats) -> None:
         """Part of a prompt has been processed; behind its last part comes the first token."""
@@ -380,7 +332,7 @@ class Scheduler:
         """Draw tokens as long as the draft goes on as drawn; returns them and why the sequence ends, if so."""
         draft, sampler = sequence.draft, sequence.sampler
         new: list[int] = []
-        chosen = rows.argmax(axis=1).tolist() if sampler.greedy else None
+        chosen = sampler.highest(rows) if sampler.greedy else None
         for i in range(len(rows)):
             token = chosen[i] if chosen is not None else sampler.sample(rows[i])
             if chosen is None:
@@ -412,7 +364,7 @@ class Scheduler:
         """One sequence cannot go on, say because its grammar has come to a dead end."""
         self._emit(sequence.sink, error)
         self._leave(sequence)
-        self._forget(sequence.slot)  # it was left in the middle of a step
+        self._slots.forget(sequence.slot)  # it was left in the middle of a step
 
     # --- hidden rows ---------------------------------------------------------------------------------
 

@@ -1,0 +1,171 @@
+"""The sequence ids of the caches: who has which, what idle ones keep, and where that is.
+
+A sequence's attention walks over all cells in use, its own and others', so text that idle sequences keep slows
+every step: by 2% for a thousand cells on a model of 500 MB, by 10% for seven thousand. While anybody decodes,
+what idle sequences hold is therefore parked in ordinary memory, and copied back when a prompt begins like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+
+from specproxy.adapters.embedded.llama import Context, DecodeError
+from specproxy.adapters.embedded.prefix_cache import Choice, Slot, choose
+from specproxy.adapters.embedded.runtime import Runtime
+
+__all__ = ["Slots"]
+
+TARGET = "target"
+FEW = 32  # tokens of a prefix for which a parked sequence is not worth copying
+MEMORY_SHARE = 0.5  # of the free memory that one parked sequence may take
+
+
+class Slots:
+    """Places sequences in slots, with what can be used of the prefix.
+
+    Args:
+        runtime: what is loaded.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._slots = [Slot(i) for i in range(runtime.slots)]
+        self._uses = 0
+
+    def choose(self, prompt: list[int], *, mtp: bool) -> Choice:
+        """Where to run a prompt; see `prefix_cache.choose`."""
+        return choose(self._slots, prompt, share=not self._runtime.target.recurrent, mtp=mtp)
+
+    def place(self, choice: Choice, tokens: list[int], *, mtp: bool) -> int:
+        """Make the chosen slot ready for a prompt; returns how many of its tokens the target's cache holds.
+
+        Args:
+            choice: from `choose`.
+            tokens: the prompt; the slot keeps this list, and so sees it grow.
+            mtp: whether the MTP cache is going to be kept in step.
+        """
+        slot, source = choice.slot, choice.source
+        self._park_idle(but=source)
+        if slot is source or choice.common >= FEW:
+            self._unpark(source, wanted=choice.common > 0)
+        common = 0 if source.parked else min(choice.common, source.n)
+        start = min(common, len(tokens) - 1)  # the last prompt token is decoded for its logits
+        if mtp:  # the hidden row of the last position that the MTP cache covers is needed, so it is made again
+            start = max(min(source.n_mtp, common, start + 1) - 1, 0)
+        keep = {"draft": min(source.n_draft, common), "mtp": min(source.n_mtp, start + 1 if mtp else start)}
+        if slot is not source:
+            self._copy(source, slot, start, keep)
+        elif not self._cut(slot, start):
+            self.forget(slot)
+            start, keep = 0, {"draft": 0, "mtp": 0}
+        slot.tokens, slot.n, slot.busy = tokens, start, True
+        slot.n_draft, slot.n_mtp = keep["draft"], keep["mtp"]
+        slot.stale.update(self._runtime.drafters)
+        self._park_idle()
+        return start
+
+    def release(self, slot: Slot, tokens: list[int]) -> None:
+        """A sequence has ended; its slot keeps what the caches hold of `tokens`."""
+        self._uses += 1
+        slot.tokens, slot.busy, slot.used = tokens[: slot.n], False, self._uses
+        slot.n_draft, slot.n_mtp = min(slot.n_draft, slot.n), min(slot.n_mtp, slot.n)
+        slot.stale.update(self._runtime.drafters)
+
+    def forget(self, slot: Slot) -> None:
+        """Empty a slot in every cache.
+
+        Raises:
+            DecodeError: llama.cpp refuses.
+        """
+        slot.tokens, slot.n, slot.parked = [], 0, {}
+        if not self._runtime.context.drop(slot.id, 0):
+            raise DecodeError(f"the cache of sequence {slot.id} cannot be emptied", 0)
+        for drafter in self._runtime.drafters.values():
+            drafter.forget(slot)
+        slot.stale.clear()
+
+    def make_room(self) -> bool:
+        """Forget the idle sequence whose last use is longest ago; False if there are no cells to be had so."""
+        idle = [slot for slot in self._slots if not slot.busy and slot.n and not slot.parked]
+        if not idle:
+            return False
+        self.forget(min(idle, key=lambda slot: slot.used))
+        return True
+
+    @property
+    def parked_bytes(self) -> int:
+        """Memory that parked sequences take."""
+        return sum(slot.parked_bytes for slot in self._slots)
+
+    # --- parking -------------------------------------------------------------------------------------
+
+    def _park_idle(self, but: Slot | None = None) -> None:
+        """Take what idle sequences hold out of the caches."""
+        if self._runtime.target.recurrent:
+            return  # there are no slots beyond those that run, and states for rollback would be lost
+        for slot in self._slots:
+            if slot.n and not slot.busy and slot is not but and not slot.parked:
+                self._park(slot, but)
+
+    def _park(self, slot: Slot, but: Slot | None) -> None:
+        """Copy a slot's cells to memory and free them; without enough memory it stays where it is."""
+        size = sum(context.state_bytes(slot.id) for _, context, _ in self._held(slot))
+        limit = self._runtime.cache_bytes
+        if size > min(limit, MEMORY_SHARE * psutil.virtual_memory().available):
+            return
+        oldest_first = sorted((s for s in self._slots if s.parked and s is not but), key=lambda s: s.used)
+        for old in oldest_first:
+            if self.parked_bytes + size > limit:
+                self.forget(old)
+        if self.parked_bytes + size > limit:
+            return
+        for name, context, count in self._held(slot):
+            # drafts that were rejected may stand behind what is valid
+            if context.drop(slot.id, count):
+                slot.parked[name] = context.save(slot.id)
+        for _, context, _ in self._held(slot):
+            context.drop(slot.id, 0)
+        slot.stale.clear()
+
+    def _unpark(self, slot: Slot, *, wanted: bool) -> None:
+        """Put a slot's cells back if they are wanted; whatever does not come back is forgotten."""
+        parked, slot.parked = slot.parked, {}
+        if not parked:
+            return
+        target = parked.pop(TARGET, None)
+        if not wanted or target is None or not self._runtime.context.restore(slot.id, target):
+            self.forget(slot)
+            return
+        for name, drafter in self._runtime.drafters.items():
+            if name not in parked or not drafter.context.restore(slot.id, parked[name]):
+                drafter.forget(slot)
+
+    def _held(self, slot: Slot) -> Iterator[tuple[str, Context, int]]:
+        """Name, context and valid tokens of each cache that holds something of a slot."""
+        yield TARGET, self._runtime.context, slot.n
+        for name, drafter in self._runtime.drafters.items():
+            if drafter.held(slot):
+                yield name, drafter.context, drafter.held(slot)
+
+    # --- cells ---------------------------------------------------------------------------------------
+
+    def _cut(self, slot: Slot, start: int) -> bool:
+        """Remove what the target's cache holds from `start` on; False if that is impossible.
+
+        A recurrent state can go back only within the decode that made it, so at the start of a request it can
+        be continued, but not cut.
+        """
+        if self._runtime.target.recurrent and start < slot.n:
+            return False
+        return self._runtime.context.drop(slot.id, start)
+
+    def _copy(self, source: Slot, slot: Slot, start: int, keep: dict[str, int]) -> None:
+        """Make `slot` a second owner of the cells that it can use."""
+        self.forget(slot)
+        if start:
+            self._runtime.context.share(source.id, slot.id, start)
+        for name, drafter in self._runtime.drafters.items():
+            if keep[name]:
+                drafter.context.share(source.id, slot.id, keep[name])
