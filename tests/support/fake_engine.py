@@ -45,6 +45,7 @@ class FakeEngine:
         self.requests: list[GenerateRequest] = []
         self.closed = 0  # generations that were given up before their end
         self.unloads = 0
+        self.step_s = 0.0
         self.started = False
         self.gate: asyncio.Event | None = None
         self.given_up = asyncio.Event()

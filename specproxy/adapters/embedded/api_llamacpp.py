@@ -214,6 +214,7 @@ async def props(request: web.Request) -> web.StreamResponse:
             "is_sleeping": False,
             "strategies": [strategy.name for strategy in card.strategies],
             "strategies_refused": dict(card.refused),
+            "memory": dict(card.memory),
         }
     )
 

@@ -17,9 +17,9 @@ from specproxy.adapters.embedded import (
     api_responses,
 )
 from specproxy.adapters.embedded.keys import SERVICE
-from specproxy.adapters.embedded.replies import error_response, family_of
+from specproxy.adapters.embedded.replies import error_response, family_of, json_response
 from specproxy.adapters.embedded.service import Service
-from specproxy.adapters.embedded.side_channel import REPORTS_PATH, encode_report
+from specproxy.adapters.embedded.side_channel import PULSE_PATH, REPORTS_PATH, encode_report
 from specproxy.adapters.embedded.types import Engine
 from specproxy.errors import RequestError, SpecproxyError
 
@@ -88,6 +88,11 @@ async def _report(request: web.Request) -> web.StreamResponse:
     return web.Response(body=encode_report(report), content_type="application/json")
 
 
+async def _pulse(request: web.Request) -> web.StreamResponse:
+    """For the watchdog: how long the decode that runs now has taken, in seconds; 0 between decodes."""
+    return json_response({"step_s": request.app[SERVICE].engine.step_s})
+
+
 POST: Mapping[str, Handler] = {
     "/v1/chat/completions": api_chat.chat_completions,
     "/chat/completions": api_chat.chat_completions,
@@ -123,6 +128,7 @@ GET: Mapping[str, Handler] = {  # HEAD too
     "/slots": api_llamacpp.slots,
     "/metrics": api_llamacpp.metrics,
     REPORTS_PATH + "{request_id}": _report,
+    PULSE_PATH: _pulse,
 }
 
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import Exchange, ProbeResult, Sink, UpstreamRequest
 from specproxy.adapters.embedded.side_channel import REPORTS_PATH, STRATEGY_HEADER, decode_report
+from specproxy.adapters.embedded.watchdog import Patience, stuck
 from specproxy.adapters.gguf_facts import check_pair, read_facts
 from specproxy.adapters.http import Endpoint, HttpTransport, fetch
 from specproxy.adapters.machine import machine_id
@@ -71,8 +72,9 @@ class EmbeddedBackend:
     """The engine's child process and its lanes (a `Backend`).
 
     All lanes share the child, and so live and die together: a crash in native code ends the requests that run,
-    then the child is started again with back-off, and given up after several failures in a row. `on_change` is
-    called whenever the lanes' health changes.
+    then the child is started again with back-off, and given up after several failures in a row. One that hangs
+    longer than `patience` allows is killed, with the same effect. `on_change` is called whenever the lanes'
+    health changes.
     """
 
     def __init__(
@@ -80,12 +82,18 @@ class EmbeddedBackend:
         options: EmbeddedOptions,
         *,
         backoff: Backoff | None = None,
+        patience: Patience | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = options.backend
         self.refused: dict[str, str] = {}  # strategy → why it cannot run on this model
+        self.memory: dict[str, int] = {}  # bytes: weights, kv, states, and mtp, draft if any
+        self.context = 0  # tokens of context that each sequence has
+        self.slots = 0  # sequences that are decoded at once
         self._options = options
         self._backoff = backoff or Backoff()
+        self._patience = patience or Patience()
+        self._watch: asyncio.Task[None] | None = None
         self._changed = on_change
         self._health = Health.STOPPED
         self._since = time.time()
@@ -201,9 +209,20 @@ class EmbeddedBackend:
             raise
         self._transport = transport
         self.refused = dict(props["strategies_refused"])
+        self.memory = dict(props["memory"])
+        self.context = int(props["default_generation_settings"]["n_ctx"])
+        self.slots = int(props["total_slots"])
         self._lanes = tuple(self._lane(name) for name in props["strategies"])
         self._set(Health.READY)
         self._settled.set()
+        self._watch = self._tasks.spawn(self._guard(child, transport), name=f"watchdog of {self.name}")
+
+    async def _guard(self, child: Child, transport: HttpTransport) -> None:
+        """End the child when it hangs; `_run` starts another one."""
+        reason = await stuck(transport.open, self._patience)
+        if child is self._child and child.returncode is None:
+            log.error("the engine is stuck: %s; it is killed and started again", reason)
+            await child.stop(grace_s=0)
 
     async def _down(self, reason: str) -> None:
         self._child = None
@@ -211,6 +230,9 @@ class EmbeddedBackend:
         await self._disconnect()
 
     async def _disconnect(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
             await transport.aclose()
@@ -224,15 +246,22 @@ class EmbeddedBackend:
 
     def _lane(self, strategy: str) -> Lane:
         target, base = self._base
+        parsed = Strategy.parse(strategy)
         return Lane(
             id=strategy,
             backend=self.name,
             target=target,
-            strategy=Strategy.parse(strategy),
+            strategy=parsed,
             control=Control.REQUEST,
             fingerprint=hashlib.sha256(f"{base}\0{strategy}".encode()).hexdigest()[:16],
             headers=((STRATEGY_HEADER, strategy),),
+            memory_bytes=self._share(parsed),
         )
+
+    def _share(self, strategy: Strategy) -> int:
+        """Bytes that a lane costs: plain carries what all share, the others what their drafters add."""
+        parts = ("weights", "kv", "states") if strategy.is_plain else strategy.drafters
+        return sum(self.memory.get(part, 0) for part in parts)
 
     def _set(self, health: Health, note: str = "") -> None:
         self._health, self._since, self._note = health, time.time(), note

@@ -102,6 +102,7 @@ class LlamaEngine:
         self._scheduler: Scheduler | None = None
         self._embedder: Embedder | None = None
         self._unload_wanted = False
+        self._step_since: float | None = None
 
     # --- on the event loop -----------------------------------------------------------------------------
 
@@ -164,6 +165,12 @@ class LlamaEngine:
     def native_s(self) -> float:
         """Seconds spent in llama.cpp's decodes since the model was loaded."""
         return 0.0 if self._runtime is None else self._runtime.native_s
+
+    @property
+    def step_s(self) -> float:
+        """See `types.Engine`."""
+        since = self._step_since
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def loaded(self) -> bool:
@@ -267,6 +274,7 @@ class LlamaEngine:
         """One step; False if there is nothing to do."""
         if self._scheduler is None:
             return False
+        self._step_since = time.monotonic()
         try:
             stepped = self._scheduler.step()
         except Exception as error:
@@ -276,6 +284,8 @@ class LlamaEngine:
             self._scheduler.fail_all(known)
             self._scheduler.reset()
             stepped = True
+        finally:
+            self._step_since = None
         self._deliver()
         return stepped
 

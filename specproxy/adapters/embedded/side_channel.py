@@ -16,6 +16,7 @@ from specproxy.records import SIDE_CHANNEL_VERSION, DrafterReport, EnginePriors,
 
 __all__ = [
     "PRIORS_HEADER",
+    "PULSE_PATH",
     "REPORTS_PATH",
     "REQUEST_ID_HEADER",
     "STRATEGY_HEADER",
@@ -29,6 +30,7 @@ STRATEGY_HEADER = "X-Specproxy-Engine-Strategy"
 PRIORS_HEADER = "X-Specproxy-Priors"
 REQUEST_ID_HEADER = "X-Specproxy-Request-Id"
 REPORTS_PATH = "/specproxy-engine/reports/"
+PULSE_PATH = "/specproxy-engine/pulse"
 
 N = TypeVar("N", int, float)
 

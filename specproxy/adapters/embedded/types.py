@@ -156,6 +156,11 @@ class Engine(Protocol):
         """Bytes of token ids, special tokens rendered."""
         ...
 
+    @property
+    def step_s(self) -> float:
+        """Seconds that the running decode has taken; 0 between decodes, and while the model is loaded."""
+        ...
+
     async def unload(self) -> None:
         """Free the model; the next `generate` loads it again."""
         ...

@@ -15,6 +15,7 @@ import pytest
 
 from specproxy.adapters.base import UpstreamRequest
 from specproxy.adapters.embedded.backend import EmbeddedBackend, EmbeddedOptions
+from specproxy.adapters.embedded.watchdog import Patience
 from specproxy.adapters.http import ResponseStream, fetch
 from specproxy.adapters.supervise import Backoff
 from specproxy.errors import BackendError, ConfigError, ModelFileError, PairError
@@ -157,3 +158,37 @@ async def test_what_cannot_be_loaded_is_said_in_one_message(pair: CalibratedPair
     bad = replace(options(pair), extra_args=("--cache-type-k", "nonsense"))
     with pytest.raises(ConfigError, match="nonsense"):
         await EmbeddedBackend(bad, backoff=Backoff(first_s=0.01)).start()
+
+
+async def test_memory_is_told_by_what_each_lane_adds(backend: EmbeddedBackend) -> None:
+    """Plain carries what all share; drafters what they bring; n-grams nothing."""
+    memory = {status.lane.id: status.lane.memory_bytes for status in backend.lanes()}
+    assert memory["plain"] == sum(backend.memory[part] for part in ("weights", "kv", "states"))
+    assert (memory["ngram"], memory["auto"]) == (0, 0)
+    assert memory["draft"] == memory["ngram+draft"] == backend.memory["draft"] > 0
+    assert memory["mtp"] == backend.memory["mtp"] > 0
+    assert (backend.context, backend.slots) == (1024, 2)
+
+
+async def test_a_child_that_does_not_answer_is_killed_and_started_again(pair: CalibratedPair) -> None:
+    """As a stopped process stands for one that hangs."""
+    back = asyncio.Event()
+    seen: list[Health] = []
+
+    def note() -> None:
+        seen.append(running._health)
+        if seen[-2:] == [Health.UNHEALTHY, Health.READY]:
+            back.set()
+
+    patience = Patience(every_s=0.05, answer_s=0.5)
+    running = EmbeddedBackend(options(pair), backoff=Backoff(first_s=0.05), patience=patience, on_change=note)
+    await running.start()
+    first = running.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        await back.wait()
+    assert running.pid not in (None, first)
+    made = await ask(running, running.lanes()[0].lane, {"prompt": pair.marker("json"), "max_tokens": 3})
+    assert made["usage"]["completion_tokens"] == 3
+    await running.aclose()

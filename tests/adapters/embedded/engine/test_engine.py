@@ -270,6 +270,28 @@ async def test_a_failed_decode_ends_all_requests_and_the_next_one_works(
     assert ids == pair.text_ids("json", 30)
 
 
+async def test_a_decode_that_hangs_shows_from_outside(
+    engine: LlamaEngine, pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, began, go_on = Context.decode, threading.Event(), threading.Event()
+
+    def hanging(self: Context, batch: Batch) -> None:
+        began.set()
+        go_on.wait(10)
+        decode(self, batch)
+
+    assert engine.step_s == 0
+    monkeypatch.setattr(Context, "decode", hanging)
+    work = asyncio.create_task(collect(engine, request(prompt(engine, pair, "json"), tokens=2)))
+    assert await asyncio.to_thread(began.wait, 10)
+    first = engine.step_s
+    assert 0 < first < engine.step_s < 10
+    go_on.set()
+    await work
+    await engine.unload()  # the thread has come to the end of its last step
+    assert engine.step_s == 0
+
+
 # --- bad input ---------------------------------------------------------------------------------------------
 
 
