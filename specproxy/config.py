@@ -168,7 +168,7 @@ class Settings(_Section):
     ctx: int | None = Field(default=None, ge=128)
     """Context in tokens, for each slot. None: the engine's choice."""
     slots: int = Field(default=1, ge=1, le=256)
-    """Requests that one lane answers at the same time."""
+    """Requests that one lane answers at the same time. The embedded engine answers four unless this is set."""
     n_gpu_layers: int | None = Field(default=None, ge=-1)
     """Layers on the GPU; -1 is all. None: the engine's own choice."""
     memory: Size | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specproxy.adapters.embedded.backend import EmbeddedBackend, EmbeddedOptions
+from specproxy.adapters.embedded.pair_facts import describe
 from specproxy.adapters.gguf_facts import ModelFacts, read_facts
 from specproxy.config import Settings
 from specproxy.errors import ConfigError
@@ -26,6 +27,7 @@ class EngineLanes:
         self._settings = settings
         self._backend: _Engine | None = None
         self._models: tuple[ModelFacts, ModelFacts | None] | None = None
+        self._described: tuple[str, ...] = ()
 
     @property
     def backend(self) -> EmbeddedBackend | None:
@@ -35,14 +37,16 @@ class EngineLanes:
     @property
     def rung(self) -> Rung | None:
         """Rung 1 of the ladder: the strategy is a header of the request."""
-        if self._backend is None:
+        engine = self._backend
+        if engine is None:
             return None
-        names = ", ".join(status.lane.id for status in self._backend.lanes()) or "none yet"
-        refused = self._backend.refused.items()
-        advice = tuple(f"No lane {name}: {reason}." for name, reason in refused)
-        return Rung(
-            1, "a strategy per request", f"the embedded engine runs {names} on one copy of the weights", advice
-        )
+        names = ", ".join(status.lane.id for status in engine.lanes())
+        why = f"the embedded engine runs {names or 'none yet'} on one copy of the weights"
+        if engine.memory:
+            used = sum(engine.memory.values()) / 2**30
+            why += f" ({used:.1f} GiB of memory, {engine.slots} × {engine.context} tokens of context)"
+        refused = (f"No lane {name}: {reason}." for name, reason in engine.refused.items())
+        return Rung(1, "a strategy per request", why, (*self._described, *refused))
 
     async def plan(self, on_change: Callable[[], None]) -> None:
         """Look at the files.
@@ -57,6 +61,7 @@ class EngineLanes:
             )
         options = _options(self._settings)
         self._models = await asyncio.to_thread(_read, options)
+        self._described = describe(*self._models)
         self._backend = _Engine(options, self._settings.strategies, on_change)
 
     async def start(self) -> None:
@@ -73,7 +78,7 @@ class EngineLanes:
         if self._backend is None or self._models is None:
             return {}
         target, draft = self._models
-        slots = self._settings.slots
+        slots = self._backend.slots
         return {s.lane.id: lane_facts(s.lane, target, draft, slots) for s in self._backend.lanes()}
 
     def address(self, lane: Lane) -> str:  # noqa: ARG002 (a socket that only we may use)
@@ -103,11 +108,12 @@ class _Engine(EmbeddedBackend):
 
 
 def _options(settings: Settings) -> EmbeddedOptions:
+    chosen = "slots" in settings.model_fields_set  # the default of one is meant for lanes that are processes
     return EmbeddedOptions(
         model=Path(settings.model or "").expanduser(),
         draft=settings.draft,
         ctx=settings.ctx,
-        parallel=settings.slots,
+        parallel=settings.slots if chosen else None,
         threads=settings.threads,
         n_gpu_layers=settings.n_gpu_layers,
         log_dir=settings.state_dir / "logs",
