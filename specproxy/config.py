@@ -157,6 +157,8 @@ class Settings(_Section):
     """What runs the model: the embedded engine, managed llama-server processes, or the first installed."""
     manage: bool = False
     """Consent to start further lanes on the weights that a running server uses."""
+    probe_fields: bool = True
+    """Whether to try once, on an idle llama-server that drafts, if a request field switches that: 48 tokens."""
     strategies: tuple[str, ...] | None = None
     """Strategies that may get a lane, such as plain, ngram, draft, mtp:4. None: all that fit."""
     llama_server: File | None = None

@@ -135,6 +135,29 @@ def test_a_server_that_drafts_gets_a_plain_lane_beside_it(env: dict[str, str], p
         assert complete(url, "x", logprobs=3)[0] == "plain"
 
 
+def test_todays_build_is_tried_and_found_to_ignore_the_field(env: dict[str, str], pair: CalibratedPair) -> None:
+    """Once: a second start knows it, and decodes nothing on the server."""
+    spec = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3")
+
+    def tried(data: dict[str, Any]) -> bool:
+        return data["rung"] is not None and "was tried and ignores" in data["rung"]["why"]
+
+    with llama_server("-m", str(pair.target), *spec, "--metrics") as upstream:
+        with started(env, "--upstream", upstream) as (_, url):
+            assert until(url, tried)["rung"]["number"] == 4
+        decoded = metric(upstream, "llamacpp:tokens_predicted_total")
+        assert 24 <= decoded <= 48
+        with started(env, "--upstream", upstream) as (_, url):
+            until(url, tried)
+        assert metric(upstream, "llamacpp:tokens_predicted_total") == decoded
+
+
+def metric(url: str, name: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as reply:
+        text = reply.read().decode()
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(name + " "))
+
+
 def test_a_lone_server_is_told_what_works(env: dict[str, str], pair: CalibratedPair) -> None:
     """Rung 4 in status and on the command line; every command is accepted, and the first one gives lanes."""
     with llama_server("-m", str(pair.target)) as upstream:

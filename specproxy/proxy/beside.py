@@ -45,7 +45,7 @@ log = structlog.get_logger("specproxy")
 class Wish:
     """What lanes are to be beside: a server at `url`, its own lane there, its model and the files of that.
 
-    `on_gpu` is whether the server may be using one.
+    `on_gpu` is whether the server may be using one, `plain_there` whether it has a plain lane besides its own.
     """
 
     url: str
@@ -55,6 +55,7 @@ class Wish:
     facts: ModelFacts
     draft: ModelFacts | None = None
     on_gpu: bool = True
+    plain_there: bool = False
 
     @classmethod
     def of(cls, url: str, kind: str, lane: Lane, model: ServedModel, weights: Weights | None) -> Wish | None:
@@ -213,14 +214,14 @@ class Beside:
             backend.describe(replace(status.lane, tools=twin.tools))
 
     def _options(self, wish: Wish) -> ManagedOptions:
-        own = wish.lane.strategy
+        there = {wish.lane.strategy.name} | ({"plain"} if wish.plain_there else set())
         draft = self._settings.draft or (wish.draft.path if wish.draft is not None else None)
         return replace(
             managed_options(self._settings, wish.facts.path),
             backend=self.name,
             draft=draft,
             alias=wish.model.name.removesuffix(":latest") or None,
-            exclude=(own.name,),
+            exclude=tuple(sorted(there)),
             max_ctx=wish.model.ctx,
         )
 

@@ -14,6 +14,7 @@ from specproxy.errors import BackendError
 from specproxy.proxy.beside import Beside
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Rung, Upstream
+from specproxy.proxy.trials import Trials
 from specproxy.records import Lane
 from specproxy.strategies.cost import LaneFacts
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from specproxy.proxy.managed import ManagedLanes
 
 __all__ = ["Fleet"]
+
+TRIALS_FILE = "request_fields.json"
 
 
 class Fleet:
@@ -36,8 +39,12 @@ class Fleet:
         self._own = _own_lanes(settings) if settings.model is not None else None
         alone = self._own is None
         beside = partial(_beside, settings) if alone and settings.manage else None
-        sidecar = alone or settings.upstream
-        self._sidecar = Sidecar(settings.upstream, Prober(), beside=beside) if sidecar else None
+        trials = Trials(settings.state_dir / TRIALS_FILE) if alone and settings.probe_fields else None
+        self._sidecar = (
+            Sidecar(settings.upstream, Prober(), beside=beside, trials=trials)
+            if alone or settings.upstream
+            else None
+        )
         self._changed: Callable[[], None] = lambda: None
 
     def on_change(self, listener: Callable[[], None]) -> None:

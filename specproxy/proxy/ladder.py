@@ -103,7 +103,13 @@ def climb(at: Standing) -> Rung | None:
     if found.loading:
         return Rung(4, "observe", "its model is still loading; this is looked at again once it has")
     if at.by_field:
-        return Rung(1, "a request field", at.field)
+        beside = at.plan.lanes if at.plan is not None else ()
+        more = (
+            f"; further lanes on its weights: {', '.join(p.lane.strategy.name for p in beside)}"
+            if beside
+            else ""
+        )
+        return Rung(1, "a request field", at.field + more)
     if at.plan is not None and at.plan.lanes:
         return _beside(at, at.plan)
     why = f"there is nothing to choose from yet, so it is measured: {'; '.join(_missing(at))}"

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import structlog
 
-from specproxy.adapters.base import Backend, Exchange, ProbeResult, ServedModel, Sink, UpstreamRequest
+from specproxy.adapters.base import Backend, ProbeResult, ServedModel
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpBackend
-from specproxy.adapters.ollama_twin import refusal
-from specproxy.adapters.refused import RefusedExchange
+from specproxy.adapters.request_field import FIELD, Finding
 from specproxy.adapters.tasks import Tasks
 from specproxy.adapters.weights import Weights, find_weights
 from specproxy.errors import BackendError, UpstreamConnectError
-from specproxy.proxy.beside import Beside, Wish
-from specproxy.proxy.ladder import Standing, climb, focus, model_facts, own_strategy
+from specproxy.proxy.beside import Beside
+from specproxy.proxy.ladder import Standing, climb, focus
+from specproxy.proxy.nobody import NobodyHome
+from specproxy.proxy.server_lanes import (
+    Server,
+    drafting_lane,
+    health_of,
+    lane_of,
+    lanes_of,
+    own_facts,
+    plain_by_field,
+    waits,
+    wish_of,
+)
 from specproxy.proxy.status import Upstream
-from specproxy.records import Control, Health, Lane, LaneStatus
+from specproxy.proxy.trials import Trials
+from specproxy.records import Control, Health, Lane
 from specproxy.strategies.cost import LaneFacts
 
 __all__ = ["USUAL_URLS", "Probe", "Sidecar"]
@@ -38,22 +49,12 @@ RETRY_S = 2.0  # between looks at servers that cannot be reached
 REFRESH_S = 30.0  # between looks at servers that can: models come and go
 CLOSE_S = 5.0  # and where our lanes answer in a server's place, which must not be those of an earlier model
 PLAN_WAIT_S = 10.0  # how long the start waits to be able to say which further lanes there will be
-SINGLE_MODEL_KINDS = ("llama-server", "unknown")  # answer for one model, whatever name a request gives
 STRIP_ORIGIN_KINDS = ("ollama",)
 
 Probe = Callable[[str], Awaitable[ProbeResult]]
 MakeBeside = Callable[[str, str, Callable[[], None]], Beside]
 
 log = structlog.get_logger("specproxy")
-
-
-@dataclass(slots=True)
-class _Server:
-    upstream: Upstream
-    backend: HttpBackend
-    beside: Beside | None = None
-    surveyed: tuple[str, ServedModel] | None = None  # what `weights` is of
-    weights: Weights | None = None
 
 
 class Sidecar:
@@ -66,6 +67,7 @@ class Sidecar:
         weights: looks for the file of a server's model; it may block.
         beside: makes what starts further lanes beside a server, from a backend's name, a suffix of lane ids
             and a listener; None where nobody has consented to that.
+        trials: tries whether a request field switches drafting; None where that is not wanted.
     """
 
     def __init__(
@@ -75,10 +77,12 @@ class Sidecar:
         *,
         weights: Callable[[str, ServedModel], Weights] = find_weights,
         beside: MakeBeside | None = None,
+        trials: Trials | None = None,
     ) -> None:
         self._fixed = bool(urls)
         self._urls = tuple(urls) or USUAL_URLS
         self._probe, self._find_weights, self._make_beside = probe, weights, beside
+        self._trials = trials
         self._servers = {url: self._server(url) for url in self._urls}
         self._tasks = Tasks()
         self._hurry = asyncio.Event()
@@ -116,7 +120,7 @@ class Sidecar:
         """What the learner may know beforehand, by lane id."""
         known: dict[str, LaneFacts] = {}
         for server in self._servers.values():
-            known |= _own_facts(server)
+            known |= own_facts(server)
             known |= server.beside.facts() if server.beside is not None else {}
         return known
 
@@ -151,6 +155,8 @@ class Sidecar:
     async def aclose(self) -> None:
         """Stop looking, close connections; idempotent."""
         await self._tasks.aclose()
+        if self._trials is not None:
+            await self._trials.aclose()
         for server in self._servers.values():
             if server.beside is not None:
                 await server.beside.aclose()
@@ -181,9 +187,10 @@ class Sidecar:
             self._hurry.clear()
             await asyncio.gather(*(self._look(server) for server in self._servers.values()))
 
-    async def _look(self, server: _Server) -> None:
+    async def _look(self, server: Server) -> None:
         """Probe one server and bring its lanes up to date."""
         url, before = server.upstream.url, server.upstream.found
+        lanes = [status.lane for status in server.backend.lanes()]
         found = await self._probe(url)
         if found.silent and before.reachable:
             return  # busy with a request, as far as can be told
@@ -191,9 +198,10 @@ class Sidecar:
         if found.reachable and not found.loading:
             await self._survey(server)
             self._renew_lanes(server)
+            self._try_field(server)
         elif server.beside is not None:
             server.beside.away()
-        health, note = _health(url, found)
+        health, note = health_of(url, found)
         for status in server.backend.lanes():
             server.backend.mark(status.lane.id, health, note)
         self._stand(server)
@@ -205,8 +213,10 @@ class Sidecar:
                 version=found.version,
             )
             self._changed()
+        elif lanes != [status.lane for status in server.backend.lanes()]:
+            self._changed()
 
-    async def _survey(self, server: _Server) -> None:
+    async def _survey(self, server: Server) -> None:
         """Choose the model to look after, and look for its file if it is another one than last time."""
         upstream = server.upstream
         current = upstream.model.name if upstream.model is not None else ""
@@ -218,28 +228,61 @@ class Sidecar:
                 await asyncio.to_thread(self._find_weights, upstream.url, model) if model is not None else None
             )
 
-    def _renew_lanes(self, server: _Server) -> None:
+    def _renew_lanes(self, server: Server) -> None:
         """Bring a server's own lanes, and those beside it, up to what was found."""
         upstream, found = server.upstream, server.upstream.found
         endpoint = server.backend.transport.endpoint
         server.backend.transport.endpoint = replace(endpoint, strip_origin=found.kind in STRIP_ORIGIN_KINDS)
-        lanes = _lanes(server, alone=len(self._servers) == 1)
-        server.backend.set_lanes(lanes.values())
+        lanes = lanes_of(server, alone=len(self._servers) == 1)
         model = upstream.model
         lane = lanes.get(model.name) if model is not None else None
+        by_field = [plain_by_field(lane)] if lane is not None and self._switches(lane) else []
+        server.backend.set_lanes([*lanes.values(), *by_field])
         if server.beside is None and self._make_beside is not None:
             suffix = "" if len(self._servers) == 1 else f"@{upstream.backend}"
             server.beside = self._make_beside(
                 f"beside {upstream.backend}", suffix, lambda: self._beside_changed(server)
             )
-        if server.beside is not None and not _waits(server.beside, model):
-            server.beside.follow(*_wish(server, lane))
+        if server.beside is not None and not waits(server.beside, model):
+            server.beside.follow(*wish_of(server, lane, plain_there=bool(by_field)))
 
-    def _beside_changed(self, server: _Server) -> None:
+    def _switches(self, lane: Lane) -> bool:
+        """Whether a request field is known to switch a server's drafting off."""
+        return self._trials is not None and self._trials.verdict(lane.fingerprint) is Finding.HONOURED
+
+    def _try_field(self, server: Server) -> None:
+        """Find out about the request field where a server drafts, and nothing is known yet."""
+        lane = drafting_lane(server)
+        if self._trials is None or lane is None:
+            return
+
+        def done() -> None:
+            self._renew_lanes(server)
+            self._beside_changed(server)
+
+        self._trials.consider(server.upstream.url, lane.fingerprint, done)
+
+    def _field_note(self, server: Server) -> str:
+        """What is known about the request field, as a clause; empty where it does not matter."""
+        lane = drafting_lane(server)
+        if lane is None:
+            return ""
+        if self._trials is None:
+            return "trying whether a request field switches drafting is turned off (probe_fields)"
+        match self._trials.verdict(lane.fingerprint):
+            case Finding.HONOURED:
+                return f"{FIELD[0]} in a request switches its {lane.strategy.name} off: two lanes on it"
+            case Finding.IGNORED:
+                return f"this build was tried and ignores the request field {FIELD[0]}"
+            case Finding.UNCLEAR:
+                return f"a trial of the request field {FIELD[0]} told nothing"
+        return f"whether it honours the request field {FIELD[0]} is tried while it is idle"
+
+    def _beside_changed(self, server: Server) -> None:
         self._stand(server)
         self._changed()
 
-    def _stand(self, server: _Server) -> None:
+    def _stand(self, server: Server) -> None:
         """Work out the rung that a server stands on."""
         upstream, beside = server.upstream, server.beside
         upstream.rung = climb(
@@ -251,121 +294,15 @@ class Sidecar:
                 consent=self._make_beside is not None,
                 plan=beside.plan if beside is not None else None,
                 trouble=beside.trouble if beside is not None else "",
+                field=self._field_note(server),
+                by_field=any(s.lane.control is Control.REQUEST for s in server.backend.lanes()),
             )
         )
 
-    def _server(self, url: str) -> _Server:
+    def _server(self, url: str) -> Server:
         parts = urlsplit(url)
         upstream = Upstream(url, parts.netloc if len(self._urls) > 1 else "upstream")
-        backend = HttpBackend(upstream.backend, Endpoint.parse(url), [_lane(upstream, upstream.backend)])
+        backend = HttpBackend(upstream.backend, Endpoint.parse(url), [lane_of(upstream, upstream.backend)])
         for status in backend.lanes():
             backend.mark(status.lane.id, Health.UNHEALTHY, f"{url} was not reached yet")
-        return _Server(upstream, backend)
-
-
-def _waits(beside: Beside, model: ServedModel | None) -> bool:
-    """Whether the model that lanes are beside has only been put out of memory: they serve on."""
-    known = beside.model
-    return model is not None and known is not None and not model.loaded and _same(known, model)
-
-
-def _same(one: ServedModel, other: ServedModel) -> bool:
-    return (one.name, one.digest) == (other.name, other.digest)
-
-
-def _wish(server: _Server, lane: Lane | None) -> tuple[Wish | None, str]:
-    """The lanes that should be beside a server, or None and as a clause why there can be none."""
-    found, model = server.upstream.found, server.upstream.model
-    if lane is None or model is None:
-        return None, ""
-    if found.kind == "ollama":
-        if reason := refusal(model, found.version):
-            return None, reason
-        if not model.loaded:
-            return None, "Ollama has no model loaded; they come with the first one"
-    return Wish.of(server.upstream.url, found.kind, lane, model, server.weights), ""
-
-
-def _health(url: str, found: ProbeResult) -> tuple[Health, str]:
-    """Of a server's own lanes, with a note."""
-    if not found.reachable:
-        return Health.UNHEALTHY, f"{url} cannot be reached"
-    return (Health.UNHEALTHY, "it is loading") if found.loading else (Health.READY, "")
-
-
-def _lanes(server: _Server, *, alone: bool) -> dict[str, Lane]:
-    """By model: one lane for each that the server names and that has a choice, or one for all."""
-    upstream, found = server.upstream, server.upstream.found
-    served = {model.name: model for model in found.served} | {
-        name: ServedModel(name) for name in found.models if name not in {m.name for m in found.served}
-    }
-    if found.kind in SINGLE_MODEL_KINDS or not served:
-        model = next(iter(served.values()), ServedModel(""))
-        return {model.name: _lane(upstream, upstream.backend, model, weights=server.weights)}
-    lanes = {}
-    for name, model in served.items():
-        if not model.unrouted:
-            names = {name, name.removesuffix(":latest")} if found.kind == "ollama" else {name}
-            lane_id = name if alone else f"{name}@{upstream.backend}"
-            weights = server.weights if upstream.model == model else None
-            lanes[name] = _lane(upstream, lane_id, model, frozenset(names), weights)
-    return lanes
-
-
-def _lane(
-    upstream: Upstream,
-    lane_id: str,
-    model: ServedModel | None = None,
-    names: frozenset[str] = frozenset(),
-    weights: Weights | None = None,
-) -> Lane:
-    """Statistics belong to this server: another address may be another machine."""
-    model = model or ServedModel("")
-    strategy = own_strategy(model, weights)
-    digest = weights.facts.digest if weights is not None and weights.facts is not None else model.digest
-    found = upstream.found
-    facts = "\0".join((upstream.url, found.kind, found.version, model.name, digest, strategy.name))
-    fingerprint = hashlib.sha256(facts.encode()).hexdigest()[:16]
-    return Lane(lane_id, upstream.backend, model.name, strategy, Control.OBSERVE, fingerprint, models=names)
-
-
-def _own_facts(server: _Server) -> dict[str, LaneFacts]:
-    """What is known of the models on a server's own lanes."""
-    upstream = server.upstream
-    models = {model.name: model for model in upstream.found.served}
-    weights = server.weights.facts if server.weights is not None else None
-    return {
-        status.lane.id: model_facts(models[name], weights if models[name] == upstream.model else None)
-        for status in server.backend.lanes()
-        if (name := status.lane.target) in models
-    }
-
-
-class NobodyHome:
-    """Answers for servers that were not found: every exchange fails, saying where was looked (a `Backend`)."""
-
-    name = "nobody"
-
-    def __init__(self, urls: Iterable[str]) -> None:
-        places = ", ".join(urls)
-        self._message = (
-            f"no server answers at {places}: start Ollama or llama-server, or name one with --upstream"
-        )
-
-    async def start(self) -> None:
-        """Nothing to bring up."""
-
-    def lanes(self) -> tuple[LaneStatus, ...]:
-        """None."""
-        return ()
-
-    async def probe(self) -> ProbeResult:
-        """Unreachable."""
-        return ProbeResult(False)
-
-    def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:  # noqa: ARG002 (nothing is sent)
-        """Fail, once the caller has the exchange in hand."""
-        return RefusedExchange(sink, UpstreamConnectError(self._message))
-
-    async def aclose(self) -> None:
-        """Nothing to close."""
+        return Server(upstream, backend)

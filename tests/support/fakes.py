@@ -53,8 +53,8 @@ def llama_props(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def fake_llama_server(*, speculative: bool = False, port: int = 0, **props: Any) -> Fake:
-    """A llama-server with one model."""
+def fake_llama_server(*, speculative: bool = False, honours: bool = False, port: int = 0, **props: Any) -> Fake:
+    """A llama-server with one model; one that `honours` the field that switches drafting off, as old ones do."""
     name = props.get("model_alias", "m")
     return Fake(
         {
@@ -62,9 +62,18 @@ def fake_llama_server(*, speculative: bool = False, port: int = 0, **props: Any)
             "GET /props": llama_props(**props),
             "GET /slots": [{"id": 0, "n_ctx": 2048, "speculative": speculative, "is_processing": False}],
             "GET /health": {"status": "ok"},
+            "POST /completion": lambda body: _completion(body, drafts=speculative, honours=honours),
         },
         port,
     )
+
+
+def _completion(body: Any, *, drafts: bool, honours: bool) -> Any:
+    """Five tokens; drafts are in the timings, unless the field switches them off."""
+    timings = {"prompt_n": 3, "prompt_ms": 1.0, "predicted_n": 5, "predicted_ms": 5.0}
+    if drafts and not (honours and body.get("speculative.n_max") == 0):
+        timings |= {"draft_n": 9, "draft_n_accepted": 4}
+    return {"content": "five tokens of text", "stop": True, "timings": timings}
 
 
 def ollama_model(name: str, **changes: Any) -> dict[str, Any]:
