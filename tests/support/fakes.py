@@ -54,7 +54,7 @@ def llama_props(**changes: Any) -> dict[str, Any]:
 
 
 def fake_llama_server(*, speculative: bool = False, honours: bool = False, port: int = 0, **props: Any) -> Fake:
-    """A llama-server with one model; one that `honours` the field that switches drafting off, as old ones do."""
+    """A llama-server with one model; an old one `honours` the field that switches drafting off."""
     name = props.get("model_alias", "m")
     return Fake(
         {
