@@ -7,7 +7,7 @@ one decision; no other record can hold it, and its repr leaves it out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -277,7 +277,12 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One lane as the decision saw it. Ratios are time per token relative to plain (below 1 is faster)."""
+    """One lane as the decision saw it. Ratios are time per token relative to plain (below 1 is faster).
+
+    `prior` is the ratio that the cost model expected before anything was measured, `replays` the weight of
+    replayed requests beside `n` real ones, `fixed_s` the part of `expected_s` before the first token (waiting,
+    a load, the prompt), and `propensity` the chance that this lane was drawn.
+    """
 
     lane: str
     strategy: str
@@ -288,6 +293,10 @@ class Candidate:
     expected_s: float | None = None  # whole request, if plain's speed is known
     allowed: bool = True
     note: str = ""
+    prior: float | None = None
+    replays: float = 0.0
+    fixed_s: float = 0.0
+    propensity: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +307,7 @@ class Decision:
     workload: Workload
     rule: str  # only, pin, hazard, exploit, explore, gate, ...
     reason: str
-    candidates: tuple[Candidate, ...] = ()
+    candidates: Sequence[Candidate] = ()
     propensity: float = 1.0
 
 

@@ -9,10 +9,10 @@ import pytest
 from specproxy.cli.banner import banner
 from specproxy.cli.tables import print_decision, print_status
 from specproxy.cli.text import duration, size
-from specproxy.proxy.admin import decision_json
 from specproxy.proxy.board import Board
 from specproxy.proxy.status import Rung, board_json, lane_json
 from specproxy.records import Health
+from specproxy.strategies.explain import explained
 from tests.proxy.samples import NGRAM, PLAIN, decision, lane_status, observation
 
 
@@ -137,7 +137,7 @@ def test_a_decision_names_rule_reason_and_candidates(
 ) -> None:
     """What was chosen comes first, then why, then what else there was."""
     monkeypatch.setenv("COLUMNS", str(columns))
-    print_decision(decision_json(decision()))
+    print_decision(explained(decision()))
     text = capsys.readouterr().out
     assert text.splitlines()[:2] == ["code/greedy → ngram", "exploit: ngram is expected to be fastest"]
     assert "0.70 (0.60–0.80)" in text

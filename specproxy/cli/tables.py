@@ -152,18 +152,22 @@ def print_decision(data: Row) -> None:
         console.print(Text(f"read from {', '.join(data['signals'])}", style="dim"))
     if not data["candidates"]:
         return
+    wide = console.width >= WIDE
     table = _table(
         ("Lane", "left"),
-        ("Time per token vs plain" if console.width >= WIDE else "vs plain", "right"),
+        ("Time per token vs plain" if wide else "vs plain", "right"),
+        *([("Prior", "right")] if wide else []),
         ("Evidence", "right"),
         ("Expected", "right"),
         ("", "left"),
     )
     for c in data["candidates"]:
+        prior = [f"{c['prior']:.2f}" if c["prior"] is not None else "–"]
         table.add_row(
             Text(c["lane"]),
             f"{c['ratio']:.2f} ({c['ratio_lo']:.2f}–{c['ratio_hi']:.2f})",
-            f"{c['n']:.1f}",
+            *(prior if wide else []),
+            f"{c['n']:.1f}" + (f" + {c['replays']:.0f} replayed" if c["replays"] >= 0.5 and wide else ""),
             duration(c["expected_s"]) if c["expected_s"] is not None else "–",
             Text(c["note"], style="dim"),
         )

@@ -19,8 +19,9 @@ from specproxy.proxy import metrics
 from specproxy.proxy.board import RECENT, Board
 from specproxy.proxy.guard import Guard
 from specproxy.records import Decision, LaneStatus
+from specproxy.strategies.explain import explained
 
-__all__ = ["PREFIX", "Admin", "Reply", "View", "decision_json"]
+__all__ = ["PREFIX", "Admin", "Reply", "View"]
 
 PREFIX = "/specproxy/"
 EXPLAIN_PATH_HEADER = "x-path"
@@ -127,36 +128,7 @@ class Admin:
 
     def _explain(self, call: _Call) -> Reply:
         path = call.headers.get(EXPLAIN_PATH_HEADER) or DEFAULT_EXPLAIN_PATH
-        return _json(decision_json(self._view.explain(path, call.headers, call.body)))
-
-
-def decision_json(decision: Decision) -> dict[str, Any]:
-    """A decision as JSON-serialisable data."""
-    return {
-        "lane": decision.lane.id,
-        "strategy": decision.lane.strategy.name,
-        "target": decision.lane.target,
-        "workload": decision.workload.key,
-        "flags": sorted(decision.workload.flags),
-        "signals": list(decision.workload.signals),
-        "rule": decision.rule,
-        "reason": decision.reason,
-        "propensity": decision.propensity,
-        "candidates": [
-            {
-                "lane": c.lane,
-                "strategy": c.strategy,
-                "ratio": c.ratio,
-                "ratio_lo": c.ratio_lo,
-                "ratio_hi": c.ratio_hi,
-                "n": c.n,
-                "expected_s": c.expected_s,
-                "allowed": c.allowed,
-                "note": c.note,
-            }
-            for c in decision.candidates
-        ],
-    }
+        return _json(explained(self._view.explain(path, call.headers, call.body)))
 
 
 def _json(data: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:

@@ -27,7 +27,7 @@ from specproxy.records import (
 from specproxy.strategies.admission import admit, due_for_test
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.drift import DriftEvent, DriftMonitor
-from specproxy.strategies.explain import candidates, reason
+from specproxy.strategies.explain import Candidates, reason
 from specproxy.strategies.pricing import Pricing, View, price
 from specproxy.strategies.replay import ReplayResult
 from specproxy.strategies.residency import foresee, note_lanes, plan_load
@@ -115,7 +115,7 @@ class Learner:
             note_lanes(model, lanes)
         if isinstance(ruled, Decision):
             pricing.by_lane[ruled.lane.id].chance = 1.0
-            return replace(ruled, candidates=candidates(pricing)), pricing
+            return replace(ruled, candidates=Candidates(pricing)), pricing
         if len(ruled.lanes) < len(lanes):
             kept = [pricing.by_lane[s.lane.id] for s in ruled.lanes]
             pricing = replace(pricing, views=kept, plain=pricing.plain if pricing.plain in kept else None)
@@ -124,7 +124,7 @@ class Learner:
         if ruled.rule:
             rule, why = ruled.rule, f"{ruled.reason}; of these, {why}"
         lane, workload = choice.view.status.lane, situation.workload
-        return Decision(lane, workload, rule, why, candidates(pricing), choice.propensity), pricing
+        return Decision(lane, workload, rule, why, Candidates(pricing), choice.propensity), pricing
 
     def idle_switch(self, lanes: Sequence[LaneStatus], at: float) -> Lane | None:
         """The lane to load while nothing is going on, or None; then the load itself costs nobody time.

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from specproxy.strategies.calibration import VerifyScale
 
@@ -86,6 +86,12 @@ class _Leaf:
     replay_weighted: float = 0.0
     replay_share: float = 0.0  # Σ precision · share of the time that verifying drafts took
     replayed: float = 0.0
+    own: tuple[float, float] = field(
+        default=(0.0, 0.0), init=False
+    )  # precision and weighted mean of all its evidence
+    up: tuple[float, float] = field(
+        default=(0.0, 0.0), init=False
+    )  # the same as its kind hears it, blurred by the cell effect
 
     def evidence(self, scale: VerifyScale) -> tuple[float, float]:
         """Precision and precision-weighted mean of both sorts of evidence together."""
@@ -110,6 +116,19 @@ class _Leaf:
         self.replay_weighted *= keep
         self.replay_share *= keep
         self.replayed *= keep
+
+
+class _Message(NamedTuple):
+    """What a kind says about its arm: precision and weighted mean, and the sums over its cells behind them.
+
+    `excess` is ln of the mean of e^residual on that kind.
+    """
+
+    precision: float
+    weighted: float
+    cells: float
+    cells_weighted: float
+    excess: float
 
 
 @dataclass(slots=True)
@@ -154,7 +173,11 @@ class Arm:
     _leaves: dict[str, dict[str, _Leaf]] = field(default_factory=dict)
     _spreads: dict[str, _Spread] = field(default_factory=dict)
     _cache: dict[Cell, Belief] = field(default_factory=dict, repr=False)
-    _up: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False)  # each kind's message
+    _up: dict[str, _Message] = field(default_factory=dict, repr=False)  # by kind
+    _total: tuple[float, float] = field(init=False, repr=False)  # of all messages and the arm's prior
+
+    def __post_init__(self) -> None:
+        self._total = 1.0 / self.scales.arm**2, 0.0
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -194,7 +217,6 @@ class Arm:
         leaf.weighted = leaf.weighted * keep + precision * (y - leaf.prior)
         leaf.n = leaf.n * keep + 1.0
         self._send_up(cell[0])
-        self._count()
 
     def learn_replay(
         self, cell: Cell, prior: float, y: float, share: float, variance: float, tokens: float
@@ -263,57 +285,64 @@ class Arm:
     # --- inside ----------------------------------------------------------------------------------
 
     def _posterior(self, cell: Cell, prior: float) -> Belief:
+        """Messages from above, without what the cell itself sent up, and the cell's own evidence."""
         kind, temperature = cell
-        leaves = self._leaves.get(kind, {})
-        leaf = leaves.get(temperature)
-        arm_p, arm_w = self._arm_sums(without=kind)
-        mean, variance = arm_w / arm_p, 1.0 / arm_p + self.scales.kind**2
-        mean, variance = _combine(mean, variance, *self._kind_sums(leaves, without=temperature))
-        variance += self.scales.cell**2
-        n = replayed = 0.0
+        scales = self.scales
+        precision, weighted = self._total
+        up = self._up.get(kind)
+        if up is None:
+            variance = 1.0 / precision + scales.kind**2
+            return Belief(prior + weighted / precision, variance + scales.cell**2, prior)
+        precision, weighted = precision - up.precision, weighted - up.weighted
+        variance = 1.0 / precision + scales.kind**2
+        mean = weighted / precision
+        leaf = self._leaves[kind].get(temperature)
+        others, others_weighted = up.cells, up.cells_weighted
         if leaf is not None:
-            mean, variance = _combine(mean, variance, *leaf.evidence(self.calibration))
-            prior, n, replayed = leaf.prior, leaf.n, leaf.replayed
-        spread = self._spreads.get(kind)
-        return Belief(prior + mean, variance, prior, n, replayed, spread.excess() if spread else 0.0)
-
-    def _kind_sums(self, leaves: dict[str, _Leaf], without: str | None = None) -> tuple[float, float]:
-        """Precision and weighted mean that a kind's cells send up, each blurred by the cell effect."""
-        precision = weighted = 0.0
-        blur = self.scales.cell**2
-        for temperature, leaf in leaves.items():
-            if temperature != without:
-                own, own_weighted = leaf.evidence(self.calibration)
-                share = 1.0 / (1.0 + own * blur)
-                precision += own * share
-                weighted += own_weighted * share
-        return precision, weighted
-
-    def _arm_sums(self, without: str) -> tuple[float, float]:
-        """Precision and weighted mean of the arm effect, prior included, without one kind's evidence."""
-        precision, weighted = 1.0 / self.scales.arm**2, 0.0
-        for kind, (kind_precision, kind_weighted) in self._up.items():
-            if kind != without:
-                precision += kind_precision
-                weighted += kind_weighted
-        return precision, weighted
+            others, others_weighted = max(others - leaf.up[0], 0.0), others_weighted - leaf.up[1]
+        total = 1.0 / variance + others
+        mean, variance = (mean / variance + others_weighted) / total, 1.0 / total + scales.cell**2
+        if leaf is None:
+            return Belief(prior + mean, variance, prior, 0.0, 0.0, up.excess)
+        own, own_weighted = leaf.own
+        total = 1.0 / variance + own
+        mean = (mean / variance + own_weighted) / total
+        return Belief(leaf.prior + mean, 1.0 / total, leaf.prior, leaf.n, leaf.replayed, up.excess)
 
     def _send_up(self, kind: str) -> None:
         """Work out anew what a kind says about the arm, after its evidence has changed."""
-        precision, weighted = self._kind_sums(self._leaves.get(kind, {}))
-        share = 1.0 / (1.0 + precision * self.scales.kind**2)
-        self._up[kind] = precision * share, weighted * share
-        self._cache.clear()
+        self._hear(kind)
+        self._sum_up()
 
     def _send_all(self) -> None:
         self._up.clear()
-        self._cache.clear()
         for kind in self._leaves:
-            self._send_up(kind)
-        self._count()
+            self._hear(kind)
+        self._sum_up()
 
-    def _count(self) -> None:
+    def _hear(self, kind: str) -> None:
+        """A kind's message, from those of its cells."""
+        cells = cells_weighted = 0.0
+        blur = self.scales.cell**2
+        for leaf in self._leaves.get(kind, {}).values():
+            own, weighted = leaf.own = leaf.evidence(self.calibration)
+            share = 1.0 / (1.0 + own * blur)
+            leaf.up = own * share, weighted * share
+            cells += leaf.up[0]
+            cells_weighted += leaf.up[1]
+        share = 1.0 / (1.0 + cells * self.scales.kind**2)
+        spread = self._spreads.get(kind)
+        excess = spread.excess() if spread else 0.0
+        self._up[kind] = _Message(cells * share, cells_weighted * share, cells, cells_weighted, excess)
+
+    def _sum_up(self) -> None:
+        precision, weighted = 1.0 / self.scales.arm**2, 0.0
+        for message in self._up.values():
+            precision += message.precision
+            weighted += message.weighted
+        self._total = precision, weighted
         self.evidence = sum([leaf.n for leaves in self._leaves.values() for leaf in leaves.values()])
+        self._cache.clear()
 
     def _residual(
         self, cell: Cell, prior: float, y: float, variance: float, tokens: float
@@ -333,8 +362,3 @@ class Arm:
 def student_weight(score: float) -> float:
     """Weight of a residual under Student's t (four degrees of freedom), 1 up to one standard deviation."""
     return min(1.0, (_DEGREES + 1.0) / (_DEGREES + score * score))
-
-
-def _combine(mean: float, variance: float, precision: float, weighted: float) -> tuple[float, float]:
-    total = 1.0 / variance + precision
-    return (mean / variance + weighted) / total, 1.0 / total

@@ -15,7 +15,7 @@ from specproxy.records import Control, LaneStatus, Situation
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.level import features
 from specproxy.strategies.posterior import Belief, Cell
-from specproxy.strategies.speed import arm_key, cell_of
+from specproxy.strategies.speed import cell_of
 from specproxy.strategies.target import TargetModel
 from specproxy.strategies.thompson import Offer, offer
 
@@ -88,9 +88,12 @@ def price(
     """Work out every lane's expected time. `caution` is how many standard deviations `View.loss_s` looks up."""
     speed = model.speed
     cell = cell_of(situation.workload)
-    reference = next((s for s in lanes if s.lane.strategy.is_plain), None)
-    if reference is not None:
-        speed.note_plain(arm_key(reference.lane.fingerprint, "plain"))
+    reference = None
+    for status in lanes:
+        if not status.lane.strategy.drafters:
+            reference = status.lane
+            speed.note_plain(speed.belief_of(reference, cell)[0].key)
+            break
     output = model.lengths.expect(cell, situation.max_tokens)
     x = features(situation.prompt_tokens + 0.5 * output, situation.in_flight)
     plain = speed.plain_belief(cell)
@@ -132,7 +135,7 @@ def price(
     key = situation.workload.key
     pricing = Pricing(cell, key, output, decode_s, decode_s, views, None, by_lane, reloads)
     if reference is not None:
-        _hold_against(pricing, by_lane[reference.lane.id], caution)
+        _hold_against(pricing, by_lane[reference.id], caution)
     return pricing
 
 

@@ -37,8 +37,6 @@ HAZARDS: tuple[tuple[str, str], ...] = (
 
 def hazard(situation: Situation, lanes: Sequence[LaneStatus]) -> Narrowed | None:
     """Requests with a hazard go to plain; without a plain lane every lane stays, and the reason says so."""
-    if not situation.workload.flags:
-        return None
     for flag, why in HAZARDS:
         if flag in situation.workload.flags:
             plain = tuple(s for s in lanes if s.lane.strategy.is_plain)
@@ -86,7 +84,7 @@ def available(situation: Situation) -> tuple[LaneStatus, ...]:
     Raises:
         LaneUnavailable: there is none.
     """
-    ready = tuple(s for s in situation.lanes if s.health is Health.READY)
+    ready = tuple([s for s in situation.lanes if s.health is Health.READY])
     if not ready:
         states = ", ".join(f"{s.lane.id} is {s.health}" for s in situation.lanes) or "no lane serves this model"
         raise LaneUnavailable("no lane can take the request now", hint=states)
@@ -105,6 +103,8 @@ def apply_rules(situation: Situation, lanes: tuple[LaneStatus, ...] | None = Non
         LaneUnavailable: no lane is ready, or none has the pinned strategy.
     """
     lanes = available(situation) if lanes is None else lanes
+    if len(lanes) > 1 and situation.pin is None and not situation.workload.flags:
+        return Narrowed(lanes)  # nothing that any rule looks at
     for rule in RULES:
         narrowed = rule(situation, lanes)
         if narrowed is None:

@@ -19,6 +19,7 @@ __all__ = ["Offer", "choice_probabilities", "offer", "worth_exploring"]
 _MOST_VARIANCE = (
     0.25  # of a logarithm: beyond it a log-normal mean says more about the tail than about the lane
 )
+_HOPELESS = -4.5  # standard deviations behind the best: below a millionth of one to be gained
 _SQRT2 = math.sqrt(2.0)
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 
@@ -73,6 +74,8 @@ def worth_exploring(offered: Offer, best: Offer, remaining: float) -> bool:
     if sd <= 0.0:
         return False
     z = (best.central - offered.central) / sd
+    if z < _HOPELESS:
+        return False
     improvement = sd * (_DENSITY * math.exp(-0.5 * z * z) + z * 0.5 * math.erfc(-z / _SQRT2))
     return remaining * improvement > gap
 

@@ -1,0 +1,66 @@
+"""Decisions in words and numbers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from specproxy.records import Decision, Situation, TempBucket, Workload
+from specproxy.strategies.explain import Candidates, explained
+from specproxy.strategies.learner import Learner
+from tests.strategies.world import MIXED, ready, simulate
+
+CODE = Workload("code", TempBucket.COOL)
+
+
+def decided(learner: Learner, workload: Workload = CODE) -> Decision:
+    lanes = ready("plain", *MIXED)
+    return learner.choose(Situation(workload, lanes, at=1e4, prompt_tokens=300), np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    """One that has seen 300 requests."""
+    found = Learner()
+    simulate(found, lambda _: MIXED, 300, 1)
+    return found
+
+
+def test_every_candidate_is_explained(learner: Learner) -> None:
+    """Times within intervals, prior beside evidence, propensities that sum to one; and all of it is JSON."""
+    data = json.loads(json.dumps(explained(decided(learner))))
+    assert [c["lane"] for c in data["candidates"]] == ["plain", "ngram", "draft", "mtp"]
+    assert sum(c["propensity"] for c in data["candidates"]) == pytest.approx(1.0)
+    for c in data["candidates"]:
+        assert c["ratio_lo"] <= c["ratio"] <= c["ratio_hi"]
+        assert 0.0 < c["fixed_s"] < c["expected_lo_s"] <= c["expected_s"] <= c["expected_hi_s"]
+        assert c["prior"] > 0.0
+    chosen = next(c for c in data["candidates"] if c["lane"] == data["lane"])
+    assert chosen["n"] > 5.0
+    assert chosen["ratio"] == pytest.approx(0.65, abs=0.07)
+    assert next(c for c in data["candidates"] if c["lane"] == "ngram")["ratio"] > 0.9
+    assert data["reason"].count(". ") == 0
+
+
+def test_lanes_that_are_kept_out_say_why(learner: Learner) -> None:
+    """On hot creative text everything loses, and the notes say so."""
+    data = explained(decided(learner, Workload("creative", TempBucket.HOT)))
+    assert data["lane"] == "plain"
+    notes = {c["lane"]: c["note"] for c in data["candidates"] if not c["allowed"]}
+    assert set(notes) == {"draft", "mtp"}
+    assert all("loses to plain" in note or "gate" in note for note in notes.values())
+
+
+def test_candidates_are_a_sequence(learner: Learner) -> None:
+    """Worked out when looked at, they compare, slice and print like the tuple that they stand for."""
+    first, second = decided(learner).candidates, decided(learner).candidates
+    assert isinstance(first, Candidates)
+    assert len(first) == 4
+    assert first == second
+    assert first == tuple(first)
+    assert hash(first) == hash(second)
+    assert first[1:2] == (first[1],)
+    assert repr(first) == repr(tuple(first))
+    assert first != 3
