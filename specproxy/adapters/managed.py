@@ -221,7 +221,7 @@ def _lane_plan(
     lane = Lane(
         id=need.id,
         backend=options.backend,
-        target=f"{options.model.stem}@{target.digest[:8]}",
+        target=f"{options.alias or options.model.stem}@{target.digest[:8]}",
         strategy=strategy,
         control=Control.INSTANCE,
         fingerprint=fingerprint,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from specproxy.adapters.embedded.backend import EmbeddedBackend, EmbeddedOptions
 from specproxy.adapters.embedded.pair_facts import describe
 from specproxy.adapters.gguf_facts import ModelFacts, read_facts
+from specproxy.adapters.ollama_store import locate_model
 from specproxy.config import Settings
 from specproxy.errors import ConfigError
 from specproxy.proxy.facts import lane_facts
@@ -108,9 +108,11 @@ class _Engine(EmbeddedBackend):
 
 
 def _options(settings: Settings) -> EmbeddedOptions:
+    model, name = locate_model(settings.model or "")
     chosen = "slots" in settings.model_fields_set  # the default of one is meant for lanes that are processes
     return EmbeddedOptions(
-        model=Path(settings.model or "").expanduser(),
+        model=model,
+        names=(name,) if name else (),
         draft=settings.draft,
         ctx=settings.ctx,
         parallel=settings.slots if chosen else None,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from specproxy.adapters.llama_server import ManagedLlamaServer
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan, plan_managed
+from specproxy.adapters.ollama_store import locate_model
 from specproxy.config import Settings
 from specproxy.proxy.facts import lane_facts
 from specproxy.proxy.status import Rung
@@ -25,7 +27,7 @@ class ManagedLanes:
     """Plans and starts one llama-server a strategy for the configured model."""
 
     def __init__(self, settings: Settings, options: ManagedOptions | None = None) -> None:
-        self._options = options or managed_options(settings, Path(settings.model or ""))
+        self._options = options or _own_options(settings)
         self._plan: ManagedPlan | None = None
         self._backend: ManagedLlamaServer | None = None
 
@@ -85,6 +87,11 @@ class ManagedLanes:
         """Stop all children; idempotent."""
         if self._backend is not None:
             await self._backend.aclose()
+
+
+def _own_options(settings: Settings) -> ManagedOptions:
+    model, name = locate_model(settings.model or "")
+    return replace(managed_options(settings, model), alias=name or None)
 
 
 def managed_options(settings: Settings, model: Path) -> ManagedOptions:

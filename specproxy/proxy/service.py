@@ -56,6 +56,7 @@ class Service:
         self.board = Board()
         self.url = ""
         self._started_at = 0.0
+        self._is_up = False
         self._tasks = Tasks()
         self._fleet = Fleet(settings)
         learner = settings.learner
@@ -94,6 +95,7 @@ class Service:
             self._tasks.spawn(replayer.run(), name="replay")
         self._tasks.spawn(self._save_regularly(), name="save statistics")
         self._tasks.spawn(self._watch_lanes(), name="watch lanes")
+        self._is_up = True
 
     async def aclose(self, force: asyncio.Event | None = None) -> None:
         """Drain requests for up to the grace period (cut short when `force` is set), save, stop everything."""
@@ -106,7 +108,7 @@ class Service:
             self._recorder.save()
         if self._writer is not None:
             await self._writer.aclose()
-        if self.url:
+        if self._is_up:
             log.info("stopped")
 
     async def _drain(self, server: ProxyServer, force: asyncio.Event | None) -> None:
