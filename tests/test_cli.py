@@ -107,11 +107,11 @@ def test_a_command_that_cannot_be_used_is_one_line_and_exit_code_2(
 
 
 def test_start_has_a_flag_for_every_top_level_key() -> None:
-    """Only secrets and lists for other sites are left to file and environment."""
+    """Only secrets, lists for other sites and what hardly anyone changes are left to file and environment."""
     command = cli.get_command(click.Context(cli), "start")
     assert command is not None
     flags = {param.name for param in command.params}
-    assert set(Settings.model_fields) - flags == {"token", "origins", "learner", "limits", "log"}
+    assert set(Settings.model_fields) - flags == {"token", "origins", "learner", "limits", "log", "probe_fields"}
 
 
 @pytest.mark.parametrize("args", [["status"], ["status", "--json"], ["explain", "-"]])
