@@ -71,7 +71,8 @@ def _print_rung(console: Console, rung: Row | None) -> None:
 def _table(*columns: tuple[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=justify == "right", overflow="fold")  # type: ignore[arg-type]
+        right = justify == "right"
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table
 
 

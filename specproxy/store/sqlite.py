@@ -47,7 +47,7 @@ _INSERT = (
     f"VALUES ({', '.join('?' * (len(_KEYS) + len(_SUMS) + 1))})"
 )
 _SUMMARY = (
-    f"SELECT {', '.join(_KEYS)}, {', '.join(f'SUM({s})' for s in _SUMS[:-1])}, MAX({_SUMS[-1]}) "  # noqa: S608
+    f"SELECT {', '.join(_KEYS)}, {', '.join(f'SUM({s})' for s in _SUMS[:-1])}, MAX({_SUMS[-1]}) "  # noqa: S608 - as above
     f"FROM observation GROUP BY {', '.join(_KEYS)} ORDER BY {', '.join(_KEYS)}"
 )
 _PRUNE_EVERY = 256

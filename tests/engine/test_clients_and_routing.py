@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import anthropic
 import openai
@@ -48,11 +49,11 @@ def test_openai_client(proxy: Running, pair: CalibratedPair) -> None:
     prompt = [{"role": "user", "content": f"Explain this {pair.marker('prose', 3)}"}]
     wanted = pair.text("prose", 24, 3)
     for lane in proxy.lanes:
-        options = {"model": "m", "messages": prompt, "temperature": 0, "max_tokens": 24}
+        options: dict[str, Any] = {"model": "m", "messages": prompt, "temperature": 0, "max_tokens": 24}
         pin = {"X-Specproxy-Strategy": lane}
-        whole = client.chat.completions.create(**options, extra_headers=pin)  # type: ignore[call-overload]
+        whole = client.chat.completions.create(**options, extra_headers=pin)
         assert whole.choices[0].message.content == wanted, lane
-        stream = client.chat.completions.create(**options, extra_headers=pin, stream=True)  # type: ignore[call-overload]
+        stream = client.chat.completions.create(**options, extra_headers=pin, stream=True)
         assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices) == wanted, lane
     assert client.models.list().data
 

@@ -67,7 +67,7 @@ def test_samples_that_teach_nothing_about_speed_are_dropped(change: dict[str, ob
         learner.learn_one(observe(lane("plain"), CODE))
         learner.learn_one(observe(lane("ngram"), CODE))
     before = {t: m["speed"] for t, m in learner.dump()["targets"].items()}
-    learner.learn_one(replace(observe(lane("ngram"), CODE, tpt=0.5), **change))  # type: ignore[arg-type]
+    learner.learn_one(replace(observe(lane("ngram"), CODE, tpt=0.5), **change))  # type: ignore[arg-type]  # of any field
     assert {t: m["speed"] for t, m in learner.dump()["targets"].items()} == before
 
 

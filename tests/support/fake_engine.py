@@ -30,7 +30,7 @@ def card(**changes: object) -> ModelCard:
         "strategies": (Strategy(), Strategy(("ngram",), 8), Strategy(("auto",))),
         "refused": {"mtp": "the model file has no MTP layers"},
     }  # fmt: skip
-    return ModelCard(**{**values, **changes})  # type: ignore[arg-type]
+    return ModelCard(**{**values, **changes})  # type: ignore[arg-type]  # of any field
 
 
 class FakeEngine:
