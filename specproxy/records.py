@@ -198,7 +198,7 @@ class Lane:
     upstream request, `upstream_model` replaces the model name if it is set. `fingerprint` identifies
     target, draft, server build, flags and device: statistics belong to it. `dialects` are those that the lane
     can answer (empty: any), `ctx` is the longest prompt and answer together in tokens (0: not a limit here),
-    `tools` tells whether it may get requests with tools.
+    `tools` and `media` tell whether it may get requests with tools, and with images or audio.
     """
 
     id: str
@@ -216,14 +216,17 @@ class Lane:
     dialects: frozenset[Dialect] = frozenset()
     ctx: int = 0
     tools: bool = True
+    media: bool = True
 
     def can_answer(self, facts: RequestFacts) -> bool:
-        """Whether a request speaks the lane's dialect, has no tools that it may not get, and surely fits.
+        """Whether a request speaks the lane's dialect, has nothing that it may not get, and surely fits.
 
         Tokens are not counted here, so two characters are taken for one, and an answer without a limit for
         `OPEN_ANSWER` tokens.
         """
-        if (self.dialects and facts.dialect not in self.dialects) or (facts.tools and not self.tools):
+        if self.dialects and facts.dialect not in self.dialects:
+            return False
+        if (facts.tools and not self.tools) or ((facts.images or facts.audio) and not self.media):
             return False
         answer = OPEN_ANSWER if facts.max_tokens is None else facts.max_tokens
         return self.ctx == 0 or facts.prompt_chars // 2 + answer <= self.ctx

@@ -180,6 +180,18 @@ def test_a_lone_server_is_told_what_works(env: dict[str, str], pair: CalibratedP
             until(url, lambda data: data["rung"] is not None and data["rung"]["number"] == 2)
 
 
+def test_a_server_with_another_template_is_not_stood_in_for(env: dict[str, str], pair: CalibratedPair) -> None:
+    """Unless the lanes are given the same one: they would make other prompts of a chat."""
+    template = "--chat-template chatml"
+    with llama_server("-m", str(pair.target), *template.split()) as upstream:
+        base = ("--upstream", upstream, "--manage", "--threads", "1")
+        with started(env, *base) as (_, url):
+            data = until(url, lambda data: data["rung"] is not None and "template" in data["rung"]["why"])
+            assert (data["rung"]["number"], set(health(data))) == (4, {"upstream"})
+        with started(env, *base, "--llama-args", template) as (_, url):
+            until(url, lambda data: health(data) == dict.fromkeys(["upstream", "ngram", "mtp"], "ready"))
+
+
 def test_lanes_follow_the_server(env: dict[str, str], pair: CalibratedPair, tmp_path: Path) -> None:
     """A server that comes up later gets its lanes; one with another model gets others in their place."""
     other = write_pair(tmp_path, seed=9)

@@ -16,14 +16,16 @@ from specproxy.adapters.gguf_facts import ModelFacts
 from specproxy.adapters.http import Endpoint, HttpTransport
 from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan, plan_managed
-from specproxy.adapters.ollama_twin import Twin, compare_prompts, overrides
 from specproxy.adapters.tasks import Tasks
+from specproxy.adapters.twin import Twin
+from specproxy.adapters.twin_llama import compare_servers
+from specproxy.adapters.twin_ollama import compare_prompts
 from specproxy.adapters.weights import Weights
 from specproxy.config import Settings
 from specproxy.errors import BackendError, ConfigError, PairError
 from specproxy.proxy.facts import lane_facts
 from specproxy.proxy.managed import managed_options
-from specproxy.records import Dialect, Lane
+from specproxy.records import Dialect, Health, Lane
 from specproxy.strategies.cost import LaneFacts
 
 __all__ = ["Beside", "Wish"]
@@ -36,6 +38,7 @@ DIALECTS = {
 for which it is not known that a llama-server would make the same of them."""
 
 AWAY_S = 30.0  # how long lanes outlive their server, so that a restart of it does not cost theirs
+COMPARE_AGAIN_S = 5.0  # after a server did not answer
 IDLE_POLL_S, IDLE_WAIT_S = 0.2, 30.0  # how long lanes that are no longer wanted may finish what they answer
 
 log = structlog.get_logger("specproxy")
@@ -91,8 +94,10 @@ class Beside:
         self._wish: Wish | None = None
         self._away_since: float | None = None
         self._tasks = Tasks()
+        self._replacing: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()  # one replacement at a time
         self._planned = asyncio.Event()
+        self._news = asyncio.Event()  # of a lane's health
         self._facts: dict[str, LaneFacts] = {}
         self._running: ManagedLlamaServer | None = None  # offered or not
         self.backend: ManagedLlamaServer | None = None
@@ -144,12 +149,14 @@ class Beside:
         if wish != self._wish:
             self._wish = wish
             self._planned.clear()
-            self._tasks.spawn(self._replace(wish), name=f"lanes of {self.name}")
+            if self._replacing is not None:
+                self._replacing.cancel()
+            self._replacing = self._tasks.spawn(self._replace(wish), name=f"lanes of {self.name}")
 
     async def _replace(self, wish: Wish | None) -> None:
         async with self._turn:
             if wish is not self._wish:
-                return  # a later wish waits behind this one
+                return  # a later wish waits for its turn
             await self._retire()
             self.plan, self._facts = None, {}
             try:
@@ -160,8 +167,9 @@ class Beside:
                 self.trouble = str(error)
                 log.warning("no further lanes", beside=wish.lane.target if wish else None, reason=self.trouble)
             finally:
-                self._planned.set()
-                self._changed()
+                if wish is self._wish:
+                    self._planned.set()
+                    self._changed()
 
     async def _start(self, wish: Wish) -> None:
         """Plan and start the lanes of a wish, and offer them once they are known to say the same.
@@ -180,38 +188,43 @@ class Beside:
             return
         names = " ".join(planned.lane.id for planned in plan.lanes)
         log.info("further lanes planned", beside=wish.lane.target, program=plan.program.build, lanes=names)
-        running = self._running = plan.backend(self._changed)
-        if wish.kind != "ollama":
-            self._offer(plan, running)
+        running = self._running = plan.backend(self._lane_changed)
+        self.plan = plan
+        self._planned.set()
+        self._changed()
         try:
             await running.start()
-            if wish.kind == "ollama":
-                await self._compare(wish, running)
+            twin = await self._compare(wish, running)
+            if twin.reason:
+                raise ConfigError(twin.reason)
         except ConfigError:
             self.plan = None
             await self._stop()
             raise
-        self._offer(plan, running)
+        for status in running.lanes():
+            running.describe(replace(status.lane, tools=twin.tools, overrides=twin.overrides))
+        self.backend = running
 
-    def _offer(self, plan: ManagedPlan, running: ManagedLlamaServer) -> None:
-        self.plan, self.backend = plan, running
-        self._planned.set()
+    async def _compare(self, wish: Wish, running: ManagedLlamaServer) -> Twin:
+        """See whether lanes say what the server says, by the first one that is ready, before any is offered."""
+        while not (ready := [s.lane.id for s in running.lanes() if s.health is Health.READY]):
+            if all(status.health is Health.DROPPED for status in running.lanes()):
+                return Twin("; ".join(f"{s.lane.id} {s.health}: {s.note}" for s in running.lanes()))
+            self._news.clear()
+            await self._news.wait()
+        try:
+            address = running.address(ready[0])
+            if wish.kind == "ollama":
+                return await compare_prompts(wish.url, wish.model, address)
+            return await compare_servers(wish.url, address)
+        except BackendError as error:
+            log.info("comparing lanes with their server again later", beside=wish.lane.target, error=str(error))
+            await asyncio.sleep(COMPARE_AGAIN_S)
+            return await self._compare(wish, running)
+
+    def _lane_changed(self) -> None:
+        self._news.set()
         self._changed()
-
-    async def _compare(self, wish: Wish, backend: ManagedLlamaServer) -> None:
-        """See whether the lanes make the same prompts as Ollama, before they are offered to anybody.
-
-        Raises:
-            ConfigError: they do not.
-        """
-        await backend.settled()
-        addresses = [backend.address(status.lane.id) for status in backend.lanes()]
-        address = next(filter(None, addresses), "")
-        twin = await compare_prompts(wish.url, wish.model, address) if address else Twin("no lane came up")
-        if twin.reason:
-            raise ConfigError(twin.reason)
-        for status in backend.lanes():
-            backend.describe(replace(status.lane, tools=twin.tools))
 
     def _options(self, wish: Wish) -> ManagedOptions:
         there = {wish.lane.strategy.name} | ({"plain"} if wish.plain_there else set())
@@ -234,7 +247,7 @@ class Beside:
             models=wish.lane.models,
             dialects=DIALECTS[wish.kind],
             ctx=0 if wish.kind == "llama-server" and plan.ctx == wish.model.ctx else plan.ctx,
-            overrides=overrides(wish.model) if wish.kind == "ollama" else (),
+            media=False,
         )
         return replace(planned, lane=lane)
 

@@ -46,7 +46,8 @@ NO_FIELD = {
 class Standing:
     """All that the rung of one server depends on. `field` says, as a clause, what came of the request field.
 
-    `plan` is of lanes beside it, `trouble` why there are none although they were wanted.
+    `plan` is of lanes beside it, `offered` whether requests may go to them yet, `trouble` why there are none
+    although they were wanted.
     """
 
     url: str
@@ -55,6 +56,7 @@ class Standing:
     weights: Weights | None = None
     consent: bool = False
     plan: ManagedPlan | None = None
+    offered: bool = True
     trouble: str = ""
     field: str = ""
     by_field: bool = False
@@ -122,6 +124,7 @@ def _beside(at: Standing, plan: ManagedPlan) -> Rung:
     used = f"{plan.memory.ram / 2**30:.1f} of {budget.ram / 2**30:.1f} GiB of {budget.bound}"
     own = own_strategy(at.model, at.weights).name if at.model is not None else "plain"
     why = f"{names} on the weights of the server, which is {own} itself ({used}, {plan.ctx} tokens of context)"
+    why += "" if at.offered else "; they are being started and compared with it"
     advice = [*plan.warnings, *(f"No lane {refused.id}: {refused.reason}." for refused in plan.refused)]
     if at.model is not None and at.model.ctx is not None and plan.ctx < at.model.ctx:
         advice.append(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.adapters.http import HttpBackend
-from specproxy.adapters.ollama_twin import refusal
 from specproxy.adapters.request_field import FIELD
+from specproxy.adapters.twin_ollama import refusal
 from specproxy.adapters.weights import Weights
 from specproxy.proxy.beside import Beside, Wish
 from specproxy.proxy.ladder import model_facts, own_strategy

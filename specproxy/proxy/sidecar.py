@@ -293,6 +293,7 @@ class Sidecar:
                 server.weights,
                 consent=self._make_beside is not None,
                 plan=beside.plan if beside is not None else None,
+                offered=beside is not None and beside.backend is not None,
                 trouble=beside.trouble if beside is not None else "",
                 field=self._field_note(server),
                 by_field=any(s.lane.control is Control.REQUEST for s in server.backend.lanes()),

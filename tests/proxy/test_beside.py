@@ -17,12 +17,12 @@ from specproxy.adapters.llama_server import LanePlan
 from specproxy.adapters.machine import Gpu
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan
 from specproxy.adapters.memory import Budget, MemoryPlan, Refusal
-from specproxy.adapters.ollama_twin import Twin
 from specproxy.adapters.server_program import ServerProgram
 from specproxy.adapters.supervise import ChildSpec
+from specproxy.adapters.twin import Twin
 from specproxy.adapters.weights import Listener, Weights
 from specproxy.config import Settings
-from specproxy.errors import ConfigError, PairError
+from specproxy.errors import ConfigError, PairError, UpstreamClosed
 from specproxy.proxy import beside as module
 from specproxy.proxy.beside import AWAY_S, Beside, Wish
 from specproxy.records import Control, Dialect, Health, Lane, Strategy
@@ -64,7 +64,12 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> Planner:
     planner = Planner()
     monkeypatch.setattr(module, "plan_managed", planner)
     monkeypatch.setattr(module.machine, "gpus", tuple)
+    monkeypatch.setattr(module, "compare_servers", the_same)
     return planner
+
+
+async def the_same(url: str, lane_url: str) -> Twin:
+    return Twin(tools=True)
 
 
 class Watched:
@@ -227,30 +232,59 @@ async def test_no_lane_on_the_processor_beside_a_gpu(
         assert ("has a GPU" in it.beside.trouble) is not starts
 
 
-@pytest.mark.parametrize(("twin", "offered"), [(Twin(tools=True), True), (Twin(), True), (Twin("no"), False)])
-async def test_ollamas_lanes_are_compared_before_they_are_offered(
-    planner: Planner, monkeypatch: pytest.MonkeyPatch, twin: Twin, offered: bool
+@pytest.mark.parametrize("kind", ["ollama", "llama-server"])
+@pytest.mark.parametrize(
+    ("twin", "offered"),
+    [(Twin(tools=True), True), (Twin(overrides=(("top_k", 9),)), True), (Twin("no"), False)],
+)
+async def test_lanes_are_compared_before_they_are_offered(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch, kind: str, twin: Twin, offered: bool
 ) -> None:
-    """Until then there is neither backend nor plan to see."""
+    """Until then there is a plan to see, and no backend; what came of it is on the lanes."""
     seen: list[object] = []
 
-    async def compare(url: str, model: ServedModel, lane_url: str) -> Twin:
-        seen.extend((it.beside.backend, it.beside.plan, lane_url))
+    async def compare(url: str, *more: object) -> Twin:
+        seen.extend((it.beside.backend, it.beside.plan is not None, url, more[-1]))
         return twin
 
-    monkeypatch.setattr(module, "compare_prompts", compare)
+    monkeypatch.setattr(module, "compare_prompts" if kind == "ollama" else "compare_servers", compare)
     async with watched() as it:
-        it.beside.follow(replace(WISH, kind="ollama"))
-        await it.beside.planned()
-        assert seen[:2] == [None, None]
-        assert str(seen[2]).startswith("http://127.0.0.1:")
+        it.beside.follow(replace(WISH, kind=kind))
+        await it.until(lambda: it.beside.backend or it.beside.trouble)
+        assert seen[:3] == [None, True, WISH.url]
+        assert str(seen[3]).startswith("http://127.0.0.1:")
         assert (it.lanes() == {"ngram": Health.READY}) is offered
         assert it.beside.trouble == twin.reason
+        assert (it.beside.plan is not None) is offered
         if it.beside.backend is not None:
             [status] = it.beside.backend.lanes()
-            assert (status.lane.tools, status.lane.ctx) == (twin.tools, 8192)
-            assert dict(status.lane.overrides)["temperature"] == 1.0
-            assert status.lane.dialects == {Dialect.OPENAI_CHAT}
+            assert (status.lane.tools, status.lane.media) == (twin.tools, False)
+            assert status.lane.overrides == twin.overrides
+            assert status.lane.ctx == (8192 if kind == "ollama" else 0)
+            assert (status.lane.dialects == {Dialect.OPENAI_CHAT}) is (kind == "ollama")
+
+
+async def test_a_server_that_does_not_answer_is_compared_later(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may just be busy; another wish need not wait for it."""
+    calls: list[str] = []
+
+    async def compare(url: str, lane_url: str) -> Twin:
+        calls.append(url)
+        if len(calls) == 1:
+            raise UpstreamClosed("no whole reply within 20 s")
+        if url == "http://slow":
+            it.beside.follow(replace(WISH, url="http://quick"))
+            await asyncio.Event().wait()
+        return Twin()
+
+    monkeypatch.setattr(module, "COMPARE_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "compare_servers", compare)
+    async with watched() as it:
+        it.beside.follow(replace(WISH, url="http://slow"))
+        await it.until(lambda: it.lanes() == {"ngram": Health.READY})
+        assert calls == ["http://slow", "http://slow", "http://quick"]
 
 
 def test_a_wish_needs_weights_and_a_server_that_can_be_stood_in_for() -> None:

@@ -93,11 +93,14 @@ def test_a_lane_is_offered_for_its_dialects_only() -> None:
         assert [s.lane.id for s in setup.policy.situations[-1].lanes] == expected
 
 
-def test_a_lane_may_be_kept_from_tools() -> None:
-    """Where its prompts with tools differ from the server's."""
-    setup = Setup(backend("a", lane("a")), backend("b", lane("b", "ngram", tools=False)))
-    for tools, expected in ((0, ["a/plain", "b/ngram"]), (1, ["a/plain"])):
-        setup.router.route(dataclasses.replace(FACTS, tools=tools), pin=None, now=0.0)
+@pytest.mark.parametrize(
+    ("kept", "asked"), [("tools", {"tools": 1}), ("media", {"images": 1}), ("media", {"audio": 1})]
+)
+def test_a_lane_may_be_kept_from_tools_and_media(kept: str, asked: dict[str, int]) -> None:
+    """Where its prompts with tools differ from the server's, or it cannot see."""
+    setup = Setup(backend("a", lane("a")), backend("b", lane("b", "ngram", **{kept: False})))
+    for fields, expected in (({}, ["a/plain", "b/ngram"]), (asked, ["a/plain"])):
+        setup.router.route(dataclasses.replace(FACTS, **fields), pin=None, now=0.0)  # type: ignore[arg-type]  # counts
         assert [s.lane.id for s in setup.policy.situations[-1].lanes] == expected
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from specproxy.adapters.base import ServedModel
-from specproxy.adapters.ollama_twin import Twin, compare_prompts, overrides, refusal
+from specproxy.adapters.twin import Twin
+from specproxy.adapters.twin_ollama import compare_prompts, overrides, refusal
+from specproxy.errors import UpstreamConnectError
 from tests.support.fakes import Fake, fake_ollama, ollama_model
 from tests.support.ports import free_port
 
@@ -53,6 +55,9 @@ def test_defaults_are_those_of_ollamas_chat_route() -> None:
     assert dict(overrides(model())) == {"temperature": 1.0, "top_p": 1.0, "top_k": 40, "min_p": 0.0}
 
 
+OVERRIDES = overrides(model())
+
+
 def template(bos: str = "", tools: str = "") -> Fake:
     """A llama-server whose template joins the messages."""
 
@@ -72,15 +77,19 @@ async def compared(ollama: Fake, lane: Fake, *capabilities: str) -> Twin:
 async def test_the_same_prompts_are_the_same_model() -> None:
     """Whether the first token is written out does not matter; nothing is generated for it."""
     ollama = fake_ollama(ollama_model("m"))
-    assert await compared(ollama, template(bos="<s>")) == Twin()
+    assert await compared(ollama, template(bos="<s>")) == Twin(overrides=OVERRIDES)
     asked = [body for body in ollama.bodies if body]
     assert len(asked) == 3
     assert all(body["_debug_render_only"] and not body["stream"] for body in asked)
 
 
 async def test_tools_are_compared_where_the_model_takes_them() -> None:
-    assert await compared(fake_ollama(ollama_model("m")), template(), "tools") == Twin(tools=True)
-    assert await compared(fake_ollama(ollama_model("m")), template(tools="[]"), "tools") == Twin(tools=False)
+    assert await compared(fake_ollama(ollama_model("m")), template(), "tools") == Twin(
+        tools=True, overrides=OVERRIDES
+    )
+    assert await compared(fake_ollama(ollama_model("m")), template(tools="[]"), "tools") == Twin(
+        overrides=OVERRIDES
+    )
 
 
 async def test_another_prompt_is_another_model() -> None:
@@ -96,5 +105,5 @@ async def test_what_cannot_be_compared_is_not_believed() -> None:
     assert "does not show" in (await compared(blind, template())).reason
     assert "other prompts" in (await compared(fake_ollama(ollama_model("m")), Fake({}))).reason
     async with template() as lane:
-        nobody = f"http://127.0.0.1:{free_port()}"
-        assert "could not be compared" in (await compare_prompts(nobody, model(), lane.url)).reason
+        with pytest.raises(UpstreamConnectError):
+            await compare_prompts(f"http://127.0.0.1:{free_port()}", model(), lane.url)

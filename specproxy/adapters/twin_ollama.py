@@ -8,18 +8,15 @@ that it makes of a chat without running the model (``_debug_render_only``), and 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-from specproxy.adapters.ask import get_json, post_json
+from specproxy.adapters.ask import post_json
 from specproxy.adapters.base import ServedModel
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpTransport
-from specproxy.errors import BackendError
+from specproxy.adapters.twin import TIMEOUT_S, Chat, Overrides, Twin, compare
 
-__all__ = ["Twin", "compare_prompts", "overrides", "refusal"]
-
-Overrides = tuple[tuple[str, str | int | float | bool | tuple[str, ...]], ...]
+__all__ = ["compare_prompts", "overrides", "refusal"]
 
 FIRST_VERSION = (0, 33)  # whose defaults these are; others were not looked at
 DEFAULTS: dict[str, int | float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 40, "min_p": 0.0}
@@ -34,38 +31,6 @@ OF_NO_EFFECT = frozenset(
     | {"num_keep", "draft_num_predict"}
 )
 """Parameters that the route overrules, or that concern how the model is loaded."""
-
-CHATS: tuple[list[dict[str, str]], ...] = (
-    [{"role": "user", "content": "First question?"}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Line one\nline two "}],
-    [
-        {"role": "user", "content": "First question?"},
-        {"role": "assistant", "content": "An answer."},
-        {"role": "user", "content": "And the next?"},
-    ],
-)
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks a word up.",
-        "parameters": {
-            "type": "object",
-            "properties": {"word": {"type": "string", "description": "Which word."}},
-            "required": ["word"],
-        },
-    },
-}
-TIMEOUT_S = 20.0  # Ollama may load the model first
-
-
-@dataclass(frozen=True, slots=True)
-class Twin:
-    """What came of comparing prompts: `reason`, as a clause, is why lanes cannot stand in for Ollama, `tools`
-    whether they can for requests with tools too."""
-
-    reason: str = ""
-    tools: bool = False
 
 
 def refusal(model: ServedModel, version: str) -> str:
@@ -105,38 +70,26 @@ def _number(name: str, values: list[str]) -> int | float | None:
 
 
 async def compare_prompts(ollama_url: str, model: ServedModel, lane_url: str) -> Twin:
-    """Have both make prompts of a few chats, and see whether they are the same."""
+    """Have both make prompts of a few chats, and see whether they are the same.
+
+    Raises:
+        BackendError: one of them does not answer.
+    """
     ollama, lane = (HttpTransport(Endpoint.parse(url, strip_origin=True)) for url in (ollama_url, lane_url))
-    try:
-        _, props = await get_json(lane.open, "/props")
-        bos = str(props.get("bos_token") or "") if isinstance(props, dict) else ""
-        for chat in CHATS:
-            if reason := await _difference(ollama, lane, model.name, {"messages": chat}, bos):
-                return Twin(reason)
-        if "tools" not in model.capabilities:
-            return Twin()
-        return Twin(
-            tools=not await _difference(ollama, lane, model.name, {"messages": CHATS[0], "tools": [TOOL]}, bos)
+
+    async def shown(chat: Chat) -> str | None:
+        ask = {"model": model.name, "stream": False, "_debug_render_only": True, **chat}
+        # a limit, for an Ollama that does not know the field and answers
+        _, reply = await post_json(
+            ollama.open, "/api/chat", {**ask, "options": {"num_predict": 1}}, timeout_s=TIMEOUT_S
         )
-    except BackendError as error:
-        return Twin(f"its prompts could not be compared: {error.message}")
+        info = reply.get("_debug_info") if isinstance(reply, dict) else None
+        text = info.get("rendered_template") if isinstance(info, dict) else None
+        return text if isinstance(text, str) else None
+
+    try:
+        twin = await compare(shown, lane, tools="tools" in model.capabilities)
     finally:
         await ollama.aclose()
         await lane.aclose()
-
-
-async def _difference(
-    ollama: HttpTransport, lane: HttpTransport, name: str, chat: dict[str, Any], bos: str
-) -> str:
-    """Why the two prompts are not the same, as a clause, or nothing."""
-    ask = {"model": name, "stream": False, "_debug_render_only": True, "options": {"num_predict": 1}, **chat}
-    _, theirs = await post_json(ollama.open, "/api/chat", ask, timeout_s=TIMEOUT_S)
-    info = theirs.get("_debug_info") if isinstance(theirs, dict) else None
-    shown = info.get("rendered_template") if isinstance(info, dict) else None
-    if not isinstance(shown, str):
-        return "this Ollama does not show the prompts that it makes"
-    _, ours = await post_json(lane.open, "/apply-template", chat, timeout_s=TIMEOUT_S)
-    made = ours.get("prompt") if isinstance(ours, dict) else None
-    if not isinstance(made, str) or made.removeprefix(bos) != shown.removeprefix(bos):
-        return "Ollama makes other prompts of a chat than the template in the model's file does"
-    return ""
+    return replace(twin, overrides=overrides(model))
