@@ -1,10 +1,11 @@
 """Time to first byte that the proxy adds, for a small JSON call and for a 200-event stream.
 
-    python -m benchmarks.bench_proxy [--calls N] [--streams N]
+    python -m benchmarks.bench_proxy [--calls N] [--streams N] [--leavers N]
 
 A raw server answers at once, in a process of its own; `specproxy start` stands in front of it, as users run it.
 One client with a kept-alive connection to each sends the same request to both in turn, in shuffled order. What
-is shown as added is the difference of the percentiles of the same run. The last line is one JSON object.
+is shown as added is the difference of the percentiles of the same run. Then clients leave, before the first byte
+or in mid-stream, and the time until the upstream's connection closes is taken. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from benchmarks.live import free_port, get_json
 
 EVENTS = 200
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Write a haiku about rivers. " * 4}]}
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 REPLY = json.dumps(
     {
         "id": "c1",
@@ -42,6 +44,10 @@ REPLY = json.dumps(
     }
 ).encode()
 EVENT = b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+left_at = 0.0  # in the server's process: when the last connection was closed on a request that is held
 
 
 def chunk(data: bytes) -> bytes:
@@ -58,10 +64,13 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                 b"0",
             )
             body = await reader.readexactly(int(length))
-            if b'"stream": true' in body:
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-                )
+            if head.startswith(b"GET /left"):
+                text = b"%.9f" % left_at
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
+            elif b'"hold' in body:
+                await hold(reader, writer, begun=b'"hold in stream"' in body)
+            elif b'"stream": true' in body:
+                writer.write(STREAM_HEAD)
                 for _ in range(EVENTS):
                     writer.write(chunk(EVENT))
                     await writer.drain()
@@ -78,6 +87,17 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         writer.close()
 
 
+async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, begun: bool) -> None:
+    """Never answer, or only begin to; note when the other side has gone."""
+    global left_at
+    if begun:
+        writer.write(STREAM_HEAD + chunk(EVENT))
+        await writer.drain()
+    await reader.read()
+    left_at = time.perf_counter()
+    writer.close()
+
+
 async def serve(port: int) -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", port) as server:
         await server.serve_forever()
@@ -92,9 +112,8 @@ class Client:
 
     def call(self, body: bytes, *, stream: bool) -> float:
         """Seconds from sending a request to the first byte of its response, which is read to its end."""
-        request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         begun = time.perf_counter()
-        self.sock.sendall(request + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        self.sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         got = self.sock.recv(1 << 16)
         taken = time.perf_counter() - begun
         ending = b"0\r\n\r\n" if stream else REPLY
@@ -159,11 +178,32 @@ def measure(
     return times
 
 
+def leave(upstream: int, port: int, *, begun: bool) -> float:
+    """Milliseconds from a client's leaving to the end of the upstream's connection.
+
+    The clock (CLOCK_MONOTONIC) is the same in all processes of a machine.
+    """
+    url = f"http://127.0.0.1:{upstream}/left"
+    before = float(urllib.request.urlopen(url).read())
+    client = Client(port)
+    body = json.dumps({**CHAT, "user": "hold in stream" if begun else "hold"}).encode()
+    client.sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+    if begun:
+        client.sock.recv(1 << 16)
+    time.sleep(0.03)  # the request is with the upstream by then
+    begin = time.perf_counter()
+    client.sock.close()
+    while (at := float(urllib.request.urlopen(url).read())) == before:
+        time.sleep(0.002)
+    return (at - begin) * 1e3
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--streams", type=int, default=400)
+    parser.add_argument("--leavers", type=int, default=40)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -189,6 +229,7 @@ def main() -> None:
             direct, proxied = Client(upstream), Client(port)
             calls = measure(direct, proxied, args.calls, stream=False, rng=rng)
             streams = measure(direct, proxied, args.streams, stream=True, rng=rng)
+            gone = [leave(upstream, port, begun=i % 2 == 0) for i in range(args.leavers)]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, Python {platform.python_version()}")
     print(
         f"{args.calls} JSON calls and {args.streams} streams of {EVENTS} events each way, one client at a time"
@@ -199,6 +240,13 @@ def main() -> None:
             a, b = np.percentile(plain, percent), np.percentile(through, percent)
             print(f"{name:7} p{percent}: direct {a:.3f} ms, through specproxy {b:.3f} ms, added {b - a:.3f} ms")
             result[f"{name}_{unit}_p{percent}"] = round(float(b - a), 3)
+    print(
+        f"client left, upstream closed: p50 {np.median(gone):.2f} ms, slowest of {len(gone)} {max(gone):.2f} ms"
+    )
+    result |= {
+        "client_gone_ms_p50": round(float(np.median(gone)), 3),
+        "client_gone_ms_max": round(max(gone), 3),
+    }
     print(f"idle memory {rss:.0f} MB, start to listening {start_s:.2f} s")
     print(json.dumps({**result, "idle_rss_mb": round(rss, 1), "start_ready_s": round(start_s, 3)}))
 
