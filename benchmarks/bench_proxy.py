@@ -4,8 +4,8 @@
 
 A raw server answers at once, in a process of its own; `specproxy start` stands in front of it, as users run it.
 One client with a kept-alive connection to each sends the same request to both in turn, in shuffled order. What
-is shown as added is the difference of the percentiles of the same run. Then clients leave, before the first byte
-or in mid-stream, and the time until the upstream's connection closes is taken. The last line is one JSON object.
+is shown as added is the difference of the percentiles of the same run. Then clients leave before the first byte
+or in mid-stream, and the time until the upstream's connection closes is taken. The last line is a JSON object.
 """
 
 from __future__ import annotations

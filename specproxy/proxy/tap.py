@@ -143,19 +143,16 @@ class Tap:
             if self._first_at is None and any(parts):
                 self._first_at = now
             return
-        splitter = self._splitter
-        for part in parts:
-            if splitter is None:
-                self._document.feed(part)
-            else:
-                for event in splitter.feed(part):
-                    self._event(event, now)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if self._splitter is None:
+            self._document.feed(data)
+        else:
+            self._events_of(self._splitter.feed(data), now)
 
     def finish(self, now: float) -> ReplyFacts:
         """Conclude, whether the reply came to its end or not. `now` is when the transport was done."""
         if self._splitter is not None:
-            for event in self._splitter.end():
-                self._event(event, now)
+            self._events_of(self._splitter.end(), now)
         elif self._readable:
             self._read_document(now)
         if not self._readable:
@@ -164,18 +161,26 @@ class Tap:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def _event(self, event: bytes, now: float) -> None:
-        if self._gate in event and _CONTENT.search(event):
-            self._events += 1
+    def _events_of(self, events: list[bytes], now: float) -> None:
+        """Look at events that were completed by one read; most reads hold no figures and no end."""
+        gate, search = self._gate, _CONTENT.search
+        counted = sum(1 for event in events if gate in event and search(event))
+        if counted:
+            self._events += counted
             if self._first_at is None:
                 self._first_at = now
-        if len(event) >= EVENT_LIMIT:
-            self._take(salvage(event), now)
+        together = events[0] if len(events) == 1 else b"\n".join(events)
+        if len(together) < EVENT_LIMIT and not self._is_marked(together):
             return
-        for mark in self._marks:
-            if mark in event:
+        for event in events:
+            if len(event) >= EVENT_LIMIT:
+                self._take(salvage(event), now)
+            elif self._is_marked(event):
                 self._inspect(event, now)
-                return
+
+    def _is_marked(self, data: bytes) -> bool:
+        """Whether anything in it promises figures, an end or an error."""
+        return any(mark in data for mark in self._marks)
 
     def _inspect(self, event: bytes, now: float) -> None:
         """Look into an event that may hold figures, an end or an error."""
