@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.command import COMMAND, clean_env, run, started, wait_healthy
+from tests.support.command import COMMAND, clean_env, run, settled, started, wait_healthy
 from tests.support.ports import free_port
 from tests.support.server import openai_like
 
@@ -81,6 +81,7 @@ async def test_status_shows_what_was_measured(env: dict[str, str]) -> None:
 
     def session(upstream: str) -> tuple[str, dict[str, Any]]:
         with started(env, "--upstream", upstream) as (_, url):
+            settled(url)  # what is measured before the server is known is not shown among what it does
             body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
             with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", data=body)):
                 pass

@@ -162,6 +162,12 @@ def _advice(at: Standing) -> Iterator[str]:
         if not at.consent:
             command = shlex.join(["specproxy", "start", "--upstream", at.url, "--manage"])
             yield f"To let specproxy start further lanes on the same weights:\n{command}"
+        if at.found.kind == "ollama":
+            command = shlex.join(["specproxy", "start", "--model", model.name, "--upstream", at.url])
+            yield (
+                "With a strategy for each request, by the template in the model's file and not from Ollama:\n"
+                f"{command}"
+            )
         if at.found.kind == "llama-server":
             command = shlex.join(["specproxy", "start", "--model", str(weights.facts.path)])
             yield f"Instead of this server, with a strategy for each request:\n{command}"

@@ -194,9 +194,11 @@ class Sidecar:
         found = await self._probe(url)
         if found.silent and before.reachable:
             return  # busy with a request, as far as can be told
+        there = found.reachable and not found.loading
+        if there:
+            await self._survey(server, found)
         server.upstream.found = found
-        if found.reachable and not found.loading:
-            await self._survey(server)
+        if there:
             self._renew_lanes(server)
             self._try_field(server)
         elif server.beside is not None:
@@ -216,17 +218,15 @@ class Sidecar:
         elif lanes != [status.lane for status in server.backend.lanes()]:
             self._changed()
 
-    async def _survey(self, server: Server) -> None:
+    async def _survey(self, server: Server, found: ProbeResult) -> None:
         """Choose the model to look after, and look for its file if it is another one than last time."""
-        upstream = server.upstream
-        current = upstream.model.name if upstream.model is not None else ""
-        upstream.model = model = focus(upstream.found, current)
-        key = (upstream.found.version, replace(model, loaded=True)) if model is not None else None
+        url, current = server.upstream.url, server.upstream.model
+        model = focus(found, current.name if current is not None else "")
+        key = (found.version, replace(model, loaded=True)) if model is not None else None
         if key != server.surveyed:
-            server.surveyed = key
-            server.weights = (
-                await asyncio.to_thread(self._find_weights, upstream.url, model) if model is not None else None
-            )
+            weights = await asyncio.to_thread(self._find_weights, url, model) if model is not None else None
+            server.surveyed, server.weights = key, weights
+        server.upstream.model = model
 
     def _renew_lanes(self, server: Server) -> None:
         """Bring a server's own lanes, and those beside it, up to what was found."""

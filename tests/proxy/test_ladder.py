@@ -109,6 +109,17 @@ def test_ollama_is_told_how_idle_mtp_layers_are_used() -> None:
     assert commands(replace(at, model=replace(model, drafting=True))) == []
 
 
+def test_a_model_of_ollamas_can_be_run_instead() -> None:
+    """By its name; everything else still goes to Ollama. What differs then is said."""
+    model = ServedModel("qwen3:8b", drafting=False)
+    at = Standing("http://127.0.0.1:11434", ProbeResult(True, "ollama", served=(model,)), model, WEIGHTS)
+    assert commands(at) == [
+        ["specproxy", "start", "--upstream", at.url, "--manage"],
+        ["specproxy", "start", "--model", "qwen3:8b", "--upstream", at.url],
+    ]
+    assert "not from Ollama" in rung(at).advice[1]
+
+
 @pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "lmstudio", "unknown"])
 def test_every_server_has_a_rung(kind: str) -> None:
     """A server without files or models too: it is said that it is measured, and why nothing more."""

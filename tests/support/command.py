@@ -65,11 +65,12 @@ def get(url: str) -> Any:
 
 
 def settled(url: str) -> dict[str, Any]:
-    """The status once no lane is starting any more."""
+    """The status once no lane is starting any more, and every server has been looked at."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         data: dict[str, Any] = get(f"{url}/specproxy/api/status")
-        if data["lanes"] and all(lane["health"] != "starting" for lane in data["lanes"]):
+        known = all(server["reachable"] for server in data["upstreams"])
+        if known and data["lanes"] and all(lane["health"] != "starting" for lane in data["lanes"]):
             return data
         time.sleep(0.05)
     raise AssertionError("the lanes did not settle")
