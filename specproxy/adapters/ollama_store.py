@@ -17,6 +17,7 @@ from specproxy.errors import ConfigError
 __all__ = ["find_model", "is_file_name", "locate_model", "store_folders"]
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
+ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
 SYSTEM_FOLDER = Path(
     "/usr/share/ollama/.ollama/models"
@@ -75,14 +76,20 @@ def _parts(name: str) -> tuple[str, ...]:
 
 def _blob(folder: Path, manifest: Path, name: str) -> Path:
     try:
-        layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
-        digest = next(layer["digest"] for layer in layers if layer["mediaType"] == MODEL_LAYER)
-    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        listed = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
+        layers = {str(layer["mediaType"]): str(layer["digest"]) for layer in listed}
+        digest = layers[MODEL_LAYER]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"model: Ollama's entry for {name} names no GGUF file ({manifest})",
             hint="models in other formats cannot be shared; give a .gguf file",
         ) from error
-    path = folder / "blobs" / str(digest).replace(":", "-")
+    if ADAPTER_LAYER in layers:
+        raise ConfigError(
+            f"model: {name} has an adapter, without which it would say something else",
+            hint="merge the adapter into a .gguf file, or stay with Ollama: start --upstream",
+        )
+    path = folder / "blobs" / digest.replace(":", "-")
     if not path.is_file():
         raise ConfigError(f"model: the file of {name} is missing: {path}", hint=f"ollama pull {name}")
     return path

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from specproxy.adapters.ollama_store import MODEL_LAYER, find_model, is_file_name, store_folders
+from specproxy.adapters.ollama_store import ADAPTER_LAYER, MODEL_LAYER, find_model, is_file_name, store_folders
 from specproxy.errors import ConfigError
 
 
-def put(store: Path, *place: str, media: str = MODEL_LAYER, blob: bool = True) -> Path:
+def put(store: Path, *place: str, media: str = MODEL_LAYER, blob: bool = True, adapter: bool = False) -> Path:
     """A model at host/namespace/model/tag; returns its file."""
     digest = f"sha256:{abs(hash(place)):064x}"
     manifest = store.joinpath("manifests", *place)
     manifest.parent.mkdir(parents=True, exist_ok=True)
     template = {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:0"}
-    manifest.write_text(json.dumps({"layers": [template, {"mediaType": media, "digest": digest}]}))
+    layers = [template, {"mediaType": media, "digest": digest}]
+    layers += [{"mediaType": ADAPTER_LAYER, "digest": "sha256:1"}] if adapter else []
+    manifest.write_text(json.dumps({"layers": layers}))
     path = store / "blobs" / digest.replace(":", "-")
     path.parent.mkdir(exist_ok=True)
     if blob:
@@ -56,11 +58,17 @@ def test_an_unknown_name_says_where_was_looked_and_what_is_near(tmp_path: Path) 
 
 
 def test_what_cannot_be_used(tmp_path: Path) -> None:
-    """An entry without a GGUF layer, a broken one, and a file that is gone."""
+    """No GGUF layer, a broken entry, a file that is gone, and a model that is more than its file."""
+    put(tmp_path, *OWN, "tuned", "latest", adapter=True)
     put(tmp_path, *OWN, "mlx", "latest", media="application/vnd.ollama.image.tensor")
     put(tmp_path, *OWN, "gone", "latest", blob=False)
     tmp_path.joinpath("manifests", *OWN, "mlx", "broken").write_text("{")
-    for name, message in (("mlx", "names no GGUF"), ("mlx:broken", "names no GGUF"), ("gone", "is missing")):
+    for name, message in (
+        ("mlx", "names no GGUF"),
+        ("mlx:broken", "names no GGUF"),
+        ("gone", "is missing"),
+        ("tuned", "adapter"),
+    ):
         with pytest.raises(ConfigError, match=message):
             find_model(name, [tmp_path])
 
