@@ -28,7 +28,7 @@ from specproxy.proxy.managed import managed_options
 from specproxy.records import Dialect, Health, Lane
 from specproxy.strategies.cost import LaneFacts
 
-__all__ = ["Beside", "Wish"]
+__all__ = ["Beside", "Shared", "Wish"]
 
 DIALECTS = {
     "llama-server": frozenset(Dialect) - {Dialect.OLLAMA_CHAT, Dialect.OLLAMA_GENERATE},
@@ -70,12 +70,28 @@ class Wish:
         return cls(url, kind, lane, model, weights.facts, weights.draft, on_gpu=layers != "0")
 
 
+class Shared:
+    """What lanes beside different servers share: the machine's memory. They are planned one after another, each
+    once the lanes before it have taken theirs."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.taken: dict[str, int] = {}  # bytes by backend
+
+    def left(self, limit: int | None, name: str) -> int | None:
+        """What of a limit for all lanes together is left for the backend `name`."""
+        if limit is None:
+            return None
+        return max(0, limit - sum(taken for other, taken in self.taken.items() if other != name))
+
+
 class Beside:
     """Plans, starts and replaces further lanes as the server's model comes and goes.
 
     Args:
         name: of the backend that the lanes are.
         suffix: what is put behind a strategy's name to make a lane's id.
+        shared: what it shares with those of other servers.
         settings: of the proxy; `manage` is taken as given.
         changed: called when `backend`, `plan` or `trouble` has changed, or a lane's health.
     """
@@ -87,10 +103,12 @@ class Beside:
         changed: Callable[[], None],
         *,
         suffix: str = "",
+        shared: Shared | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self._settings, self._changed = name, settings, changed
         self._suffix, self._clock = suffix, clock
+        self._shared = shared or Shared()
         self._wish: Wish | None = None
         self._away_since: float | None = None
         self._tasks = Tasks()
@@ -162,7 +180,8 @@ class Beside:
             try:
                 if wish is not None:
                     self.trouble = ""
-                    await self._start(wish)
+                    async with self._shared.turn:
+                        await self._start(wish)
             except ConfigError as error:
                 self.trouble = str(error)
                 log.warning("no further lanes", beside=wish.lane.target if wish else None, reason=self.trouble)
@@ -180,6 +199,7 @@ class Beside:
         options = self._options(wish)
         plan = await asyncio.to_thread(_plan, options, wish)
         plan = replace(plan, lanes=tuple(self._beside(wish, plan, planned) for planned in plan.lanes))
+        self._shared.taken[self.name] = plan.memory.ram
         self._facts = {
             p.lane.id: lane_facts(p.lane, plan.target, plan.draft, options.slots) for p in plan.lanes
         }
@@ -204,6 +224,8 @@ class Beside:
         for status in running.lanes():
             running.describe(replace(status.lane, tools=twin.tools, overrides=twin.overrides))
         self.backend = running
+        self._changed()
+        await running.settled()
 
     async def _compare(self, wish: Wish, running: ManagedLlamaServer) -> Twin:
         """See whether lanes say what the server says, by the first one that is ready, before any is offered."""
@@ -232,6 +254,7 @@ class Beside:
         return replace(
             managed_options(self._settings, wish.facts.path),
             backend=self.name,
+            memory=self._shared.left(self._settings.memory, self.name),
             draft=draft,
             alias=wish.model.name.removesuffix(":latest") or None,
             exclude=tuple(sorted(there)),
@@ -269,6 +292,7 @@ class Beside:
         log.info("further lanes stopped", backend=self.name)
 
     async def _stop(self) -> None:
+        self._shared.taken.pop(self.name, None)
         backend, self._running, self.backend = self._running, None, None
         if backend is not None:
             await backend.aclose()

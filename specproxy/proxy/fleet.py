@@ -11,7 +11,7 @@ from specproxy.adapters.base import Backend
 from specproxy.adapters.probe import Prober
 from specproxy.config import Settings
 from specproxy.errors import BackendError
-from specproxy.proxy.beside import Beside
+from specproxy.proxy.beside import Beside, Shared
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Rung, Upstream
 from specproxy.proxy.trials import Trials
@@ -38,7 +38,7 @@ class Fleet:
     def __init__(self, settings: Settings) -> None:
         self._own = _own_lanes(settings) if settings.model is not None else None
         alone = self._own is None
-        beside = partial(_beside, settings) if alone and settings.manage else None
+        beside = partial(_beside, settings, Shared()) if alone and settings.manage else None
         trials = Trials(settings.state_dir / TRIALS_FILE) if alone and settings.probe_fields else None
         self._sidecar = (
             Sidecar(settings.upstream, Prober(), beside=beside, trials=trials)
@@ -130,8 +130,8 @@ class Fleet:
             await self._sidecar.aclose()
 
 
-def _beside(settings: Settings, name: str, suffix: str, changed: Callable[[], None]) -> Beside:
-    return Beside(name, settings, changed, suffix=suffix)
+def _beside(settings: Settings, shared: Shared, name: str, suffix: str, changed: Callable[[], None]) -> Beside:
+    return Beside(name, settings, changed, suffix=suffix, shared=shared)
 
 
 def _own_lanes(settings: Settings) -> EngineLanes | ManagedLanes:

@@ -24,7 +24,7 @@ from specproxy.adapters.weights import Listener, Weights
 from specproxy.config import Settings
 from specproxy.errors import ConfigError, PairError, UpstreamClosed
 from specproxy.proxy import beside as module
-from specproxy.proxy.beside import AWAY_S, Beside, Wish
+from specproxy.proxy.beside import AWAY_S, Beside, Shared, Wish
 from specproxy.records import Control, Dialect, Health, Lane, Strategy
 from tests.support.model_facts import facts
 
@@ -43,14 +43,16 @@ class Planner:
         self.program = PROGRAM
         self.ctx = 8192
         self.names: tuple[str, ...] = ("ngram",)
+        self.planning: Callable[[], None] = lambda: None
 
     def __call__(self, options: ManagedOptions) -> ManagedPlan:
         self.asked.append(options)
+        self.planning()
         if self.errors:
             raise self.errors.pop(0)
         plans = tuple(self.lane(name, options.backend) for name in self.names)
         refused = (Refusal("mtp", "the model file has no MTP layers"),)
-        fitting = MemoryPlan((), (), 0, 0, Budget(1))
+        fitting = MemoryPlan((), (), 300, 0, Budget(1000))
         return ManagedPlan(options, self.program, WISH.facts, None, self.ctx, plans, fitting, refused)
 
     def lane(self, name: str, backend: str) -> LanePlan:
@@ -75,12 +77,12 @@ async def the_same(url: str, lane_url: str) -> Twin:
 class Watched:
     """A `Beside` whose changes can be waited for, and whose clock stands."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, name: str = "beside", shared: Shared | None = None, **settings: Any) -> None:
         self.now = 0.0
         self.changes = 0
         self._news = asyncio.Event()
         given = Settings.model_validate({"manage": True} | settings)
-        self.beside = Beside("beside", given, self._change, clock=lambda: self.now)
+        self.beside = Beside(name, given, self._change, shared=shared, clock=lambda: self.now)
 
     def _change(self) -> None:
         self.changes += 1
@@ -97,8 +99,10 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(**settings: Any) -> AsyncIterator[Watched]:
-    it = Watched(**settings)
+async def watched(
+    name: str = "beside", shared: Shared | None = None, **settings: Any
+) -> AsyncIterator[Watched]:
+    it = Watched(name, shared, **settings)
     try:
         yield it
     finally:
@@ -173,6 +177,24 @@ async def test_lanes_outlive_their_server_for_a_while(planner: Planner) -> None:
         it.beside.away()
         await it.until(lambda: it.lanes() == {})
         assert it.beside.plan is None
+
+
+async def test_lanes_beside_two_servers_share_the_memory(planner: Planner) -> None:
+    """The second ones are planned once the first ones are up, with what these have left of the limit."""
+    shared = Shared()
+    async with watched("one", shared, memory=1000) as one, watched("two", shared, memory=1000) as two:
+        ready: list[bool] = []
+        planner.planning = lambda: ready.append(one.lanes() == {"ngram": Health.READY})
+        for it in (one, two):
+            it.beside.follow(WISH)
+        await two.until(lambda: two.lanes() == {"ngram": Health.READY})
+        assert ready == [False, True]
+        assert [options.memory for options in planner.asked] == [1000, 700]
+        one.beside.follow(None)
+        await one.until(lambda: not shared.taken.get("one"))
+        two.beside.follow(replace(WISH, url="http://again"))
+        await two.until(lambda: len(planner.asked) == 3)
+        assert planner.asked[-1].memory == 1000
 
 
 async def test_a_shorter_context_is_said_to_the_router(planner: Planner) -> None:
