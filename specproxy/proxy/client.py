@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specproxy.adapters.base import Headers, ResponseHead
+from specproxy.proxy.cors import ALLOW_ORIGIN
 from specproxy.proxy.headers import response_headers
 from specproxy.proxy.inbound import ClientRequest
 
@@ -43,6 +44,7 @@ class RelayResponse:
     def __init__(self, request: ClientRequest, client: ClientWriter) -> None:
         self.client = client
         self.keep_alive = request.keep_alive
+        self.reader: Headers = ()  # by which a page may read the response, unless the upstream says who may
         self.started = False
         self.status_sent = 0
         self._http10 = request.http10
@@ -56,16 +58,17 @@ class RelayResponse:
             self.client.write(response)
 
     def start(self, head: ResponseHead, extra: Headers = ()) -> None:
-        """Write the head: status and end-to-end headers as they came, then `extra`, then our framing."""
+        """Write the head: status and end-to-end headers as they came, ours and `extra`, then our framing."""
         self.started = True
         self.status_sent = head.status
         headers = response_headers(head.headers)
         lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
-        measured = False
+        names = {name.lower() for name, _ in headers}
+        measured = b"content-length" in names
+        shared = () if ALLOW_ORIGIN in names else self.reader
         for name, value in headers:
             lines += (name, b": ", value, b"\r\n")
-            measured = measured or name.lower() == b"content-length"
-        for name, value in extra:
+        for name, value in (*shared, *extra):
             lines += (name, b": ", value, b"\r\n")
         lines.append(self._framing(head.status, measured))
         self.client.write(b"".join(lines))

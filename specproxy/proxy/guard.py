@@ -62,6 +62,11 @@ class Guard:
             raise _forbidden("pages of this Origin may not call here", "allow it with the setting origins")
         return False
 
+    def reader(self, headers: Mapping[str, str]) -> str | None:
+        """The Origin of the page that calls, if it may read the answer."""
+        origin = headers.get("Origin")
+        return origin if origin is not None and self._may_call(origin.lower()) else None
+
     def _may_call(self, origin: str) -> bool:
         if origin in self._origins or "*" in self._origins:
             return True

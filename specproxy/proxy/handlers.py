@@ -13,6 +13,7 @@ from specproxy.adapters.tasks import Tasks
 from specproxy.errors import LaneUnavailable, RequestError, SpecproxyError
 from specproxy.proxy.bodies import read_up_to, too_long
 from specproxy.proxy.client import RelayResponse
+from specproxy.proxy.cors import preflight, sharing
 from specproxy.proxy.dialects import dialect_of, render_error
 from specproxy.proxy.forward import Call, Forwarder, Limits, status_for
 from specproxy.proxy.headers import read_inbound
@@ -55,6 +56,7 @@ class Handlers:
     """Answers every request that arrives.
 
     `guard` raises RequestError for a request that may not be served, and returns whether Authorization is ours.
+    `reader` gives the Origin of a page that may read the answer, None where there is none.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class Handlers:
         *,
         admin: AdminRoutes | None = None,
         guard: Callable[[Mapping[str, str]], bool] | None = None,
+        reader: Callable[[Mapping[str, str]], str | None] | None = None,
         limits: Limits | None = None,
     ) -> None:
         self._tasks = Tasks()
         self._forwarder = Forwarder(router, self._tasks, limits or Limits())
         self._admin = admin
         self._guard = guard
+        self._reader = reader
         self._active = 0
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
@@ -121,7 +125,13 @@ class Handlers:
         if self._admin is not None and (path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")):
             await self._answer(self._admin, call)
             return
-        if self._guard is not None and self._guard(HeaderView(request.headers)):
+        headers = HeaderView(request.headers)
+        if self._reader is not None and (origin := self._reader(headers)) is not None:
+            call.response.reader = sharing(origin)
+            if (answer := preflight(request.method, headers)) is not None:
+                call.response.send(204, b"No Content", answer, b"")
+                return
+        if self._guard is not None and self._guard(headers):
             call = replace(call, inbound=call.inbound.without(b"authorization"))
         if request.method == "CONNECT":
             raise RequestError("specproxy is not a forward proxy", status=405, code="method_not_allowed")

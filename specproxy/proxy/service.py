@@ -132,7 +132,9 @@ class Service:
         token = self.settings.token.get_secret_value() if self.settings.token is not None else None
         guard = Guard(token, origins=self.settings.origins)
         limits = Limits(inspect=self.settings.limits.inspect, body=self.settings.limits.body)
-        handlers = Handlers(self.router, admin=Admin(self, guard), guard=guard.check, limits=limits)
+        handlers = Handlers(
+            self.router, admin=Admin(self, guard), guard=guard.check, reader=guard.reader, limits=limits
+        )
         self._server = ProxyServer(handlers)
         await self._server.start(self.settings.host, self.settings.port)
         host, port = self._server.addresses[0]

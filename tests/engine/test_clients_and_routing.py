@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import synthetic
-from benchmarks.live import Running, send, started
+from benchmarks.live import Running, get_json, send, started
 from tests.support.calibrated import CalibratedPair, write_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -56,6 +59,31 @@ def test_openai_client(proxy: Running, pair: CalibratedPair) -> None:
         stream = client.chat.completions.create(**options, extra_headers=pin, stream=True)
         assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices) == wanted, lane
     assert client.models.list().data
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_slot_goes_idle_when_its_client_leaves(proxy: Running, pair: CalibratedPair, stream: bool) -> None:
+    """Long before the text is finished, also where the client has not been sent a byte."""
+
+    def busy() -> bool:
+        slots: Any = get_json(f"{proxy.lanes['plain']}/slots")
+        return any(slot["is_processing"] for slot in slots)
+
+    def wait_until(wanted: bool, seconds: float) -> float:
+        begun = time.monotonic()
+        while busy() is not wanted:
+            assert time.monotonic() - begun < seconds
+        return time.monotonic() - begun
+
+    prompt = [{"role": "user", "content": f"Explain this {pair.marker('prose', 5)}"}]
+    body = {"model": "m", "messages": prompt, "max_tokens": 1500, "ignore_eos": True, "stream": stream}
+    headers = {"X-Specproxy-Strategy": "plain"}
+    whole_s = 1500 / 400  # at least: no machine of ours decodes this model at more than 400 tok/s
+    client = http.client.HTTPConnection(proxy.url.removeprefix("http://"))
+    client.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    wait_until(True, 10)
+    client.close()
+    assert wait_until(False, 10) < whole_s / 3
 
 
 def test_anthropic_client(proxy: Running, pair: CalibratedPair) -> None:
