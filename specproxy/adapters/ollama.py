@@ -11,8 +11,13 @@ from specproxy.adapters.base import ServedModel
 
 __all__ = ["read_models", "read_show"]
 
-LINE = re.compile(r"^(FROM|DRAFT|ADAPTER|PARAMETER)\s+(.+?)\s*$", re.MULTILINE)
-BLOCK = re.compile(r'"""[\s\S]*?"""')
+COMMAND = re.compile(
+    r"^(FROM|DRAFT|ADAPTER|TEMPLATE|SYSTEM|LICENSE|RENDERER|PARSER|REQUIRES|MESSAGE \w+|PARAMETER \w+) "
+    r'(?:"""(.*?)"""|"([^"]*)"|([^\n]*))$',
+    re.MULTILINE | re.DOTALL,
+)
+"""A command of a Modelfile as ``/api/show`` writes it. A value is in quotes if it has several lines or spaces
+around it, and in three if it has quotes too; read as a whole, so that no command is read out of a text."""
 
 
 def read_models(tags: Any, loaded: Any) -> tuple[ServedModel, ...]:
@@ -59,7 +64,7 @@ def read_show(model: ServedModel, show: Any) -> ServedModel:
     lines = _modelfile(show.get("modelfile"))
     info = _object(show.get("model_info"))
     architecture = str(info.get("general.architecture", ""))
-    parameters = tuple(_parameter(text) for word, text in lines if word == "PARAMETER")
+    parameters = tuple((word.split()[1], text) for word, text in lines if word.startswith("PARAMETER "))
     draft = next((text for word, text in lines if word == "DRAFT"), "")
     mtp_layers = _number(info.get(f"{architecture}.nextn_predict_layers")) or 0
     wanted = dict(parameters).get("draft_num_predict")
@@ -81,13 +86,9 @@ def read_show(model: ServedModel, show: Any) -> ServedModel:
 
 
 def _modelfile(text: Any) -> list[tuple[str, str]]:
-    """Its one-line commands; what stands in triple quotes is text of a template, a message or a licence."""
-    return LINE.findall(BLOCK.sub('""', text)) if isinstance(text, str) else []
-
-
-def _parameter(text: str) -> tuple[str, str]:
-    name, _, value = text.partition(" ")
-    return name, value.strip().strip('"')
+    """Its commands with their values; of a parameter the name belongs to the command."""
+    found = COMMAND.finditer(text) if isinstance(text, str) else ()
+    return [(match[1], match[2] or match[3] or match[4] or "") for match in found]
 
 
 def _entries(reply: Any) -> Iterable[Mapping[str, Any]]:

@@ -15,8 +15,23 @@ from tests.support.ports import free_port
 from tests.support.upstream import Conn, Upstream
 
 SHOW = {
-    "modelfile": '# FROM x\n\nFROM /blobs/sha256-1\nDRAFT /blobs/sha256-2\nFROM /blobs/sha256-3\n'
-    'TEMPLATE """a\nADAPTER /in/a/template\n"""\nPARAMETER stop "<|im_end|>"\nPARAMETER top_k 20\n',
+    "modelfile": """# FROM x
+
+FROM /blobs/sha256-1
+DRAFT /blobs/sha256-2
+FROM /blobs/sha256-3
+TEMPLATE "a
+ADAPTER /in/a/template
+"
+SYSTEM \"\"\"say "b"
+DRAFT /in/a/system/message
+\"\"\"
+PARAMETER stop <|im_end|>
+PARAMETER stop " x"
+PARAMETER top_k 20
+MESSAGE user "c
+ADAPTER /in/a/message"
+""",
     "model_info": {
         "general.architecture": "qwen35moe",
         "general.parameter_count": 8_000_000_000,
@@ -137,10 +152,16 @@ async def test_ollama_tells_models_apart() -> None:
         experts_used=8,
         mtp_layers=1,
         capabilities=frozenset({"completion", "tools"}),
-        parameters=(("stop", "<|im_end|>"), ("top_k", "20")),
+        parameters=(("stop", "<|im_end|>"), ("stop", " x"), ("top_k", "20")),
     )
     assert not by_name["a:latest"].loaded
     assert server.asked.count("POST /api/show") == 2  # only what can be routed
+
+
+async def test_a_model_with_an_adapter_is_known() -> None:
+    """A LoRA makes another model of the same file."""
+    found = await look(fake_ollama(ollama_model("a"), show={"modelfile": "FROM /m\nADAPTER /lora\n"}))
+    assert found.served[0].adapted
 
 
 @pytest.mark.parametrize(

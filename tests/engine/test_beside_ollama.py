@@ -51,7 +51,7 @@ async def test_openai_chats_run_beside_ollama_and_the_rest_on_it(pair: Calibrate
     """Same name, the model's own stop, and Ollama's routes untouched."""
     marker, words = pair.marker("prose", 3), pair.text("prose", 20, 3)
     stop = words.split(" ")[6]
-    async with ollama(pair, f'PARAMETER stop "{stop}"\n') as server:
+    async with ollama(pair, f"PARAMETER stop {stop}\n") as server:
         with started(clean_env(tmp_path), "--upstream", server.url, "--manage", "--threads", "1") as (_, url):
             data = await until(url, lambda data: health(data) == READY)
             assert data["rung"]["number"] == 2
