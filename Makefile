@@ -12,7 +12,7 @@ WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-embedded test test-unit lint format clean \
-	bench-proxy bench-classify bench-learner bench-engine
+	bench-proxy bench-classify bench-learner bench-routing bench-engine
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ bench-classify: $(BASE) ## Accuracy of the classifier, and what its mistakes cos
 
 bench-learner: $(BASE) ## Simulated traffic: the policy beside its baselines
 	@$(RUN) -m benchmarks.bench_learner --worlds $(WORLDS)
+
+bench-routing: $(BASE) ## What routing gains on real lanes (about 10 minutes)
+	@$(RUN) -m benchmarks.bench_routing
 
 bench-engine: $(ENGINE) ## The embedded engine against llama-server, over HTTP
 	@$(RUN) -m benchmarks.bench_engine

@@ -13,7 +13,7 @@ figures, of which the last line is one JSON object:
   thread, so that other work on the machine does not count.
 
 Keys that end in ``_worst_world`` or ``_p95`` show what the means leave out. The learning curve goes to a CSV
-file, and to a PNG where matplotlib is installed.
+file and to a PNG.
 
     python -m benchmarks.bench_learner [--worlds DIR] [--seeds N] [--jobs N] [--out DIR]
 """
@@ -35,6 +35,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.plot import Line, Panel, write_png
 from benchmarks.sim import oracle_path, play
 from benchmarks.stream import draw_stream, mean_ratio
 from benchmarks.world import World, WorldError, load_worlds
@@ -210,8 +211,7 @@ def _mean(values: list[float] | list[int]) -> float:
 
 
 def write_curve(worlds: list[World], results: dict[str, list[Outcome]], folder: Path) -> Path:
-    """Cumulative gap to the oracle after every ten requests, by world and policy; a PNG of it if it can be
-    drawn."""
+    """Cumulative gap to the oracle after every ten requests, by world and policy, and a PNG of it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "learning_curve.csv"
     curves: dict[tuple[str, str], Floats] = {}
@@ -231,33 +231,17 @@ def write_curve(worlds: list[World], results: dict[str, list[Outcome]], folder: 
 
 
 def _draw(curves: dict[tuple[str, str], Floats], path: Path) -> None:
-    """One panel a world; nothing happens without matplotlib."""
-    try:
-        import matplotlib.pyplot as plt  # type: ignore[import-not-found,unused-ignore]  # optional
-    except ImportError:
-        return
-    names = list(dict.fromkeys(world for world, _ in curves))
-    colours = {policy: f"C{i}" for i, policy in enumerate(dict.fromkeys(p for _, p in curves if p != ORACLE))}
-    columns = min(3, len(names))
-    rows = -(-len(names) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(5 * columns, 3.4 * rows), squeeze=False)
-    for axis in axes.flat[len(names) :]:
-        axis.set_visible(False)
-    for axis, world in zip(axes.flat, names, strict=False):
-        for (name_world, policy), curve in curves.items():
-            if name_world == world and policy != ORACLE:
-                x = 10 * np.arange(1, len(curve) + 1)
-                width, colour = (2.4, "black") if policy == OURS else (1.0, colours[policy])
-                axis.plot(x, 100 * curve, label=policy, linewidth=width, color=colour)
-        axis.set_title(world)
-        axis.set_ylim(-1, 40)
-        axis.set_xlabel("requests")
-        axis.set_ylabel("time above the oracle's, %")
-    lines = {line.get_label(): line for axis in axes.flat for line in axis.lines}
-    figure.legend(lines.values(), lines.keys(), loc="lower center", ncols=6, fontsize=8)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    """One panel a world."""
+    worlds = list(dict.fromkeys(world for world, _ in curves))
+    panels = []
+    for world in worlds:
+        lines = []
+        for (name, policy), curve in curves.items():
+            if name == world and policy != ORACLE:
+                x = 10.0 * np.arange(1, len(curve) + 1)
+                lines.append(Line(policy, x.tolist(), (100 * curve).tolist(), bold=policy == OURS))
+        panels.append(Panel(world, lines, REQUESTS, 40.0, "requests", "% above oracle"))
+    write_png(path, panels)
 
 
 def main() -> int:
