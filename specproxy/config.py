@@ -125,6 +125,10 @@ class LimitSettings(_Section):
     """Longest request body, in bytes or as 100MB; more is answered with 413."""
     inspect: Size = 8 * 1024**2
     """Longest request body that is read as a whole to classify it; more is passed on in pieces, on plain."""
+    requests: int = Field(default=1024, ge=1)
+    """Requests in flight at the same time, over all clients; more are answered with 503 and Retry-After."""
+    connections: int = Field(default=4096, ge=1)
+    """Client connections at the same time; more are closed at once."""
 
 
 class LogSettings(_Section):

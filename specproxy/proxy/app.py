@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import ConfigError
@@ -10,6 +11,8 @@ from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.server import ClientConnection, ServerLimits
 
 __all__ = ["ProxyServer"]
+
+log = logging.getLogger(__name__)
 
 _SWEEP_S = 5.0
 _LAST_MOMENTS_S = 1.0  # for the last bytes to reach their clients
@@ -25,6 +28,7 @@ class ProxyServer:
         self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._turned_away = 0  # connections above the limit since the last sweep
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -78,6 +82,7 @@ class ProxyServer:
             await connection.ended
 
     def _accept(self) -> ClientConnection:
+        self._turned_away += len(self._connections) >= self._limits.connections
         return ClientConnection(self.handlers.handle, self._tasks, self._limits, self._connections)
 
     def expire(self, now: float) -> None:
@@ -88,4 +93,11 @@ class ProxyServer:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         self.expire(loop.time())
+        if self._turned_away:
+            log.warning(
+                "%d connections closed: there are %d already (limits.connections)",
+                self._turned_away,
+                self._limits.connections,
+            )
+            self._turned_away = 0
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)

@@ -69,7 +69,9 @@ class Handlers:
         limits: Limits | None = None,
     ) -> None:
         self._tasks = Tasks()
-        self._forwarder = Forwarder(router, self._tasks, limits or Limits())
+        self._router = router
+        self._limits = limits or Limits()
+        self._forwarder = Forwarder(router, self._tasks, self._limits)
         self._admin = admin
         self._guard = guard
         self._reader = reader
@@ -138,7 +140,18 @@ class Handlers:
         if self._closing:
             call.response.keep_alive = False
             raise LaneUnavailable("specproxy is shutting down")
+        if self._active > self._limits.requests:
+            raise self._too_many(call)
         await self._forwarder.forward(call)
+
+    def _too_many(self, call: Call) -> SpecproxyError:
+        limit = self._limits.requests
+        error = LaneUnavailable(
+            f"{limit} requests are in flight already", hint="limits.requests raises the limit"
+        )
+        if call.dialect is not None:
+            self._router.turn_away(error)
+        return error
 
     def _refuse(self, call: Call, error: SpecproxyError) -> None:
         """Answer with an error in the client's dialect, or cut a response short that has begun."""

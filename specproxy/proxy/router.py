@@ -226,6 +226,11 @@ class Router:
             known=False,
         )
 
+    def turn_away(self, error: SpecproxyError) -> None:
+        """Make the Observation of a request to a model that is refused before anything is looked at."""
+        request_id = f"{self._run}{next(self._ids):08x}"
+        self._refused(request_id, Workload(UNREAD, TempBucket.WARM), "", False, error)
+
     def preview(self, facts: RequestFacts, *, pin: str | None = None) -> Decision:
         """What `route` would decide, without counting or remembering anything.
 

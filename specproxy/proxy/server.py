@@ -40,8 +40,9 @@ _ANY_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~\x80-\xff]+) (HTTP/
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What one connection may do. Times in seconds."""
+    """How many connections there may be, and what one may do. Times in seconds."""
 
+    connections: int = 4096
     head_bytes: int = 128 * 1024
     headers: int = 256
     head_s: float = 60.0  # from the first byte of a head to its last
@@ -133,6 +134,9 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass of asyncio.Transport
+        if len(self._owner) >= self._limits.connections:
+            self.abort()
+            return
         self._owner.add(self)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):

@@ -31,6 +31,7 @@ from specproxy.proxy.headers import PIN_HEADER
 from specproxy.proxy.recorder import Recorder
 from specproxy.proxy.replayer import Replayer
 from specproxy.proxy.router import Router
+from specproxy.proxy.server import ServerLimits
 from specproxy.proxy.status import board_json, lane_json
 from specproxy.records import Candidate, Decision, Health, LaneStatus, Situation, TempBucket, Workload
 from specproxy.store import StoreWriter, open_store
@@ -131,11 +132,12 @@ class Service:
     async def _listen(self) -> None:
         token = self.settings.token.get_secret_value() if self.settings.token is not None else None
         guard = Guard(token, origins=self.settings.origins)
-        limits = Limits(inspect=self.settings.limits.inspect, body=self.settings.limits.body)
+        given = self.settings.limits
+        limits = Limits(inspect=given.inspect, body=given.body, requests=given.requests)
         handlers = Handlers(
             self.router, admin=Admin(self, guard), guard=guard.check, reader=guard.reader, limits=limits
         )
-        self._server = ProxyServer(handlers)
+        self._server = ProxyServer(handlers, ServerLimits(connections=given.connections))
         await self._server.start(self.settings.host, self.settings.port)
         host, port = self._server.addresses[0]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

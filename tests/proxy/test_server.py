@@ -330,3 +330,56 @@ async def test_many_clients_at_once() -> None:
         await settled(lambda: proxy.server.connections == 0)
         assert proxy.router.load.in_flight == 0
         assert {status.in_flight for status in proxy.router.lanes()} == {0}
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "seen"),
+    [("/v1/messages", b'"overloaded_error"', 1), ("/api/tags", b'{"error":"1 requests', 0)],
+)
+async def test_requests_above_the_limit_are_turned_away(path: str, shape: bytes, seen: int) -> None:
+    """With 503 and Retry-After in the client's dialect, naming the limit; those in flight go on."""
+    go_on = asyncio.Event()
+
+    async def script(conn: Conn) -> None:
+        while True:
+            await conn.request()
+            await go_on.wait()
+            await conn.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async with (
+        Upstream(script) as upstream,
+        running_proxy(upstream.url, limits=Limits(requests=1)) as proxy,
+        await RawClient.connect(proxy.port) as first,
+        await RawClient.connect(proxy.port) as second,
+    ):
+        await first.send(GET)
+        await settled(lambda: proxy.handlers.active == 1)
+        reply = await second.ask(post(path, CHAT))
+        assert (reply.status, reply.values(b"retry-after")) == (503, [b"1"])
+        assert shape in reply.body
+        assert b"limits.requests" in reply.body
+        assert [s.outcome for s in proxy.seen] == [Outcome.UNREACHABLE] * seen
+        go_on.set()
+        assert (await first.reply()).status == 200
+        assert (await second.ask(GET)).status == 200
+
+
+@both_loops
+async def test_connections_above_the_limit_are_closed() -> None:
+    """Those that are there stay, and a place that becomes free can be taken."""
+    async with (
+        Upstream(Recorder()) as upstream,
+        running_proxy(upstream.url, server_limits=ServerLimits(connections=1)) as proxy,
+    ):
+        async with await RawClient.connect(proxy.port) as first:
+            assert (await first.ask(GET)).status == 200
+            async with await RawClient.connect(proxy.port) as second:
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await second.ask(GET)
+            assert (await first.ask(GET)).status == 200
+        await settled(lambda: proxy.server.connections == 0)
+        async with await RawClient.connect(proxy.port) as third:
+            assert (await third.ask(GET)).status == 200
