@@ -68,19 +68,23 @@ class Level:
         carried = self._carried(x)
         return self.expect(x), sum([x[i] * carried[i] for i in _SIZE])
 
-    def learn(self, x: Features, value: float, variance: float) -> bool:
+    def learn(self, x: Features, value: float, variance: float, doubt: float = 0.0) -> bool:
         """Take in one ln(time per token), less the lane's effect, with its variance.
 
-        A single outlier counts little. Errors that agree mean that the machine has become faster or slower
-        all at once: then the level jumps.
+        A single outlier counts little. Errors that agree mean that the machine has become faster or slower all
+        at once: then the level jumps. `doubt` is the variance of the lane's effect itself, which is part of no
+        request but of all on that lane: as far as it may explain an error, agreement says nothing.
 
         Returns:
             Whether it jumped.
         """
         mean, own = self.predict(x)
         error = value - mean
-        score = error / math.sqrt(own + variance)
-        self.surprise += _SURPRISE_RATE * (max(-_SURPRISE_CLIP, min(score, _SURPRISE_CLIP)) - self.surprise)
+        score = error / math.sqrt(own + variance + doubt)
+        told = (own + variance) / (own + variance + doubt)
+        variance += doubt
+        clipped = max(-_SURPRISE_CLIP, min(score, _SURPRISE_CLIP))
+        self.surprise += _SURPRISE_RATE * told * (clipped - self.surprise)
         jumped = abs(self.surprise) > _SURPRISE
         if jumped:
             self.surprise = 0.0

@@ -179,7 +179,7 @@ class SpeedModel:
         jumped = self._learn_steps(seen, key, x)
         if jumped is None:
             rest = value - belief.mean - loaded
-            jumped = self.level.learn(x, rest, noise + belief.variance + load_var)
+            jumped = self.level.learn(x, rest, noise, belief.variance + load_var)
         if jumped:
             level, level_var = self.level.predict(x)
         if key != self.plain and jumped:
@@ -313,7 +313,7 @@ class SpeedModel:
         value = math.log(seen.decode_s / (decoded - seen.accepted_tokens)) - load.expect(x)
         nominal = _STEP.variance(seen.output_tokens, seen.weight) + load.variance(x)
         level, level_var = self.level.predict(x)
-        jumped = self.level.learn(x, value - belief.mean, nominal * arm.noise(cell[0]) + belief.variance)
+        jumped = self.level.learn(x, value - belief.mean, nominal * arm.noise(cell[0]), belief.variance)
         if jumped:
             level, level_var = self.level.predict(x)
         arm.learn(cell, _STEP_PRIOR, value - level, nominal + level_var, seen.output_tokens)

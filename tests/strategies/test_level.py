@@ -51,3 +51,13 @@ def test_one_stall_moves_little_and_a_slower_machine_all() -> None:
     jumps = [level.learn(x, math.log(0.04), 0.01) for _ in range(4)]
     assert any(jumps)
     assert level.expect(x) == pytest.approx(math.log(0.04), abs=0.1)
+
+
+def test_agreeing_errors_of_one_unknown_lane_are_no_jump() -> None:
+    """Five requests in a row on a lane that is hardly known tell about the lane, not about the machine."""
+    known, unknown, x = Level(), Level(), features(0.0, 1)
+    for level in (known, unknown):
+        for _ in range(50):
+            level.learn(x, math.log(0.02), 0.01)
+    assert any([known.learn(x, math.log(0.02) + 0.9, 0.01) for _ in range(5)])
+    assert not any([unknown.learn(x, math.log(0.02) + 0.9, 0.01, doubt=0.15) for _ in range(5)])
