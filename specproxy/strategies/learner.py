@@ -214,6 +214,7 @@ class Learner:
                 self._watch(model, observation, log_ratio)
         self._book(model, observation, pending, outlier=outlier)
         foresee(model, self.settings)
+        model.speed.warm()
 
     def learn_replay(
         self, lane: Lane, observation: Observation, result: ReplayResult, weight: float = 1.0
@@ -234,6 +235,7 @@ class Learner:
                 model.speed.calibrate_replay(lane, observation, result)
         else:
             model.speed.learn_replay(lane, observation.workload, result, weight)
+        model.speed.warm()
 
     def discount(self, fingerprint: str, factor: float, kind: str | None = None) -> None:
         """Keep only this share (0 to 1) of the evidence on lanes with a fingerprint, of one kind or of all."""

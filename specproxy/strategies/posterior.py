@@ -33,6 +33,7 @@ _PSEUDO = 8.0  # requests' worth of belief in the nominal spread
 _SQUARE_CAP = 9.0  # a residual beyond three standard deviations counts as three
 _RESIDUAL_CAP = 1.0  # e^1: a single request counts as at most 2.7 times its lane's usual time
 _DEGREES = 4.0
+_MOST_ASKED = 16  # cells whose beliefs are kept up to date
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ class Arm:
     _leaves: dict[str, dict[str, _Leaf]] = field(default_factory=dict)
     _spreads: dict[str, _Spread] = field(default_factory=dict)
     _cache: dict[Cell, Belief] = field(default_factory=dict, repr=False)
+    _asked: dict[Cell, float] = field(default_factory=dict, repr=False)  # with the prior means of these cells
     _up: dict[str, _Message] = field(default_factory=dict, repr=False)  # by kind
     _total: tuple[float, float] = field(init=False, repr=False)  # of all messages and the arm's prior
 
@@ -186,7 +188,15 @@ class Arm:
         found = self._cache.get(cell)
         if found is None:
             found = self._cache[cell] = self._posterior(cell, prior)
+            self._asked[cell] = prior
+            if len(self._asked) > _MOST_ASKED:
+                self._asked.pop(next(iter(self._asked)))
         return found
+
+    def warm(self) -> None:
+        """Work out anew, after a change, what was asked for before, so that no decision has to wait for it."""
+        if not self._cache:
+            self._cache = {cell: self._posterior(cell, prior) for cell, prior in self._asked.items()}
 
     def known(self, cell: Cell) -> Belief | None:
         """Posterior of a cell, if it was asked for since the last change."""
@@ -242,6 +252,7 @@ class Arm:
     def refresh(self) -> None:
         """Forget what was computed from priors that may have changed."""
         self._cache.clear()
+        self._asked.clear()
 
     def discount(self, factor: float, kind: str | None = None) -> None:
         """Keep only this share (0 to 1) of the evidence, of one kind or of all, after a change."""

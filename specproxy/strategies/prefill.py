@@ -31,7 +31,7 @@ class Prefill:
             value = math.log(seconds / tokens)
             for key in (arm, _ALL):
                 self._add(self._rates, key, value)
-            self._known.clear()
+            self._known = {known: self._rate(known) for known in self._known}
 
     def learn_hits(self, arm: str, predicted: int, cached: int) -> None:
         """Take in how many of the tokens that were thought to be cached on an arm really were."""
@@ -42,14 +42,11 @@ class Prefill:
         """Expected prefill of that many uncached tokens on an arm; a decoded token takes `decode_s`."""
         if tokens <= 0.0:
             return 0.0
-        everywhere = self._rates.get(_ALL)
-        if everywhere is None:
-            return tokens * decode_s * _DECODE_SHARE
         rate = self._known.get(arm)
         if rate is None:
-            weight, mean = self._rates.get(arm, (0.0, 0.0))
-            rate = math.exp((weight * mean + _PSEUDO * everywhere[1]) / (weight + _PSEUDO))
-            self._known[arm] = rate
+            if _ALL not in self._rates:
+                return tokens * decode_s * _DECODE_SHARE
+            rate = self._known[arm] = self._rate(arm)
         return tokens * rate
 
     def trusted(self, arm: str, predicted: int) -> float:
@@ -68,6 +65,11 @@ class Prefill:
         self._rates = {str(k): [float(v) for v in entry] for k, entry in state["rates"].items()}
         self._trust = {str(k): [float(v) for v in entry] for k, entry in state["trust"].items()}
         self._known.clear()
+
+    def _rate(self, arm: str) -> float:
+        """Seconds a token on an arm."""
+        weight, mean = self._rates.get(arm, (0.0, 0.0))
+        return math.exp((weight * mean + _PSEUDO * self._rates[_ALL][1]) / (weight + _PSEUDO))
 
     def _add(self, means: dict[str, list[float]], key: str, value: float) -> None:
         """One value into a running mean; a wild one moves it by no more than one would expect of e^1."""

@@ -238,6 +238,11 @@ class SpeedModel:
                 self.level.widen(_NEW_PLAIN_VARIANCE)
             self.plain = key
 
+    def warm(self) -> None:
+        """Bring up to date what decisions will look at, after a change."""
+        for arm in self.arms.values():
+            arm.warm()
+
     def discount(self, fingerprint: str, factor: float, kind: str | None = None) -> None:
         """Keep only a share of the evidence on a fingerprint, after a change; the level is less certain too."""
         for arms in (self.arms, self.steps):

@@ -59,5 +59,5 @@ def test_agreeing_errors_of_one_unknown_lane_are_no_jump() -> None:
     for level in (known, unknown):
         for _ in range(50):
             level.learn(x, math.log(0.02), 0.01)
-    assert any([known.learn(x, math.log(0.02) + 0.9, 0.01) for _ in range(5)])
-    assert not any([unknown.learn(x, math.log(0.02) + 0.9, 0.01, doubt=0.15) for _ in range(5)])
+    assert any(known.learn(x, math.log(0.02) + 0.9, 0.01) for _ in range(5))
+    assert not any(unknown.learn(x, math.log(0.02) + 0.9, 0.01, doubt=0.15) for _ in range(5))
