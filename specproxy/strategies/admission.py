@@ -15,6 +15,7 @@ from specproxy.strategies.target import TargetModel
 
 __all__ = ["admit", "due_for_test"]
 
+_PAY_BACK = 10.0  # requests within which a lane that gains for sure may make up for earlier losses
 _CLEAR_LOSS = 0.02  # a lane within two percent of plain is not worth the word "loses"
 
 
@@ -74,7 +75,9 @@ def _check(pricing: Pricing, view: View, settings: LearnerSettings, room: float)
         and _left_to_auto(pricing, view, settings)
     ):
         return "left to the engine's own choice (auto)"
-    return "held back by the gate" if view.loss_s > room else ""
+    if view.loss_s > room and not (room < 0.0 and view.loss_s * _PAY_BACK <= room):
+        return "held back by the gate"
+    return ""
 
 
 def _left_to_auto(pricing: Pricing, view: View, settings: LearnerSettings) -> bool:

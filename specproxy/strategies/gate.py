@@ -6,7 +6,8 @@ have taken. A lane may run only if, after its cautious estimate, the loss stays 
     allowance · (plain time of one request)  +  share · (plain time of all requests so far)
 
 This is the budget of conservative bandits (Wu et al., ICML 2016) with a start-up allowance. Gains count against
-losses, but only up to `credit` requests' worth, so that a lane that once was good can't lose for long.
+losses, but only up to `credit` requests' worth, so that a lane that once was good can't lose for long. A lane
+may also run in deficit, if its cautious estimate is a gain that makes up for the deficit within ten requests.
 Requests in flight are counted at their cautious estimate until they report.
 
 One request that took far longer than anything that was believed of its lane is most likely a stall of the

@@ -125,3 +125,18 @@ def test_a_lane_that_always_stalls_is_shut_out() -> None:
         lost += (tpt - 0.02) * 149
         learner.learn_one(observe(decision, CODE, tpt=tpt, at=4.0 * t + 3.0, request_id=str(t)))
     assert lost <= 3 * (0.2 - 0.02) * 149
+
+
+def test_a_deficit_may_be_worked_off() -> None:
+    """Losses of one lane don't shut out another that gains for sure."""
+    learner, rng = Learner(), np.random.default_rng(7)
+    for t in range(12):
+        for name, tpt in (("plain", 0.02), ("ngram", 0.008)):
+            learner.learn_one(observe(lane(name), CODE, tpt=tpt, at=float(t)))
+    learner.model("t").ledger(CODE.key).loss = 6.0 * 3.0
+    situation = Situation(CODE, ready("plain", "ngram", "mtp"), at=99.0)
+    decision = learner.choose(situation, rng)
+    assert decision.lane.id == "ngram"
+    assert next(c.note for c in decision.candidates if c.lane == "mtp") == "held back by the gate"
+    learner.model("t").ledger(CODE.key).loss = 600.0
+    assert learner.choose(situation, rng).lane.id == "plain"
