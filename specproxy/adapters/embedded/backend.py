@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import Exchange, ProbeResult, Sink, UpstreamRequest
+from specproxy.adapters.embedded.environment import engine_environment
 from specproxy.adapters.embedded.side_channel import REPORTS_PATH, STRATEGY_HEADER, decode_report
 from specproxy.adapters.embedded.watchdog import Patience, stuck
 from specproxy.adapters.gguf_facts import check_pair, read_facts
@@ -130,7 +131,7 @@ class EmbeddedBackend:
             "--socket", str(directory / "engine.sock"), *self._options.arguments(),
         )  # fmt: skip
         log_file = self._options.log_dir / f"{self.name}.log" if self._options.log_dir else None
-        return ChildSpec(f"engine {self.name}", command, log_file=log_file)
+        return ChildSpec(f"engine {self.name}", command, env=engine_environment(), log_file=log_file)
 
     def lanes(self) -> tuple[LaneStatus, ...]:
         return tuple(LaneStatus(lane, self._health, since=self._since, note=self._note) for lane in self._lanes)
