@@ -41,7 +41,7 @@ class Fleet:
         beside = partial(_beside, settings, Shared()) if alone and settings.manage else None
         trials = Trials(settings.state_dir / TRIALS_FILE) if alone and settings.probe_fields else None
         self._sidecar = (
-            Sidecar(settings.upstream, Prober(), beside=beside, trials=trials)
+            Sidecar(settings.upstream, Prober(), beside=beside, trials=trials, alone=alone)
             if alone or settings.upstream
             else None
         )

@@ -68,6 +68,7 @@ class Sidecar:
         beside: makes what starts further lanes beside a server, from a backend's name, a suffix of lane ids
             and a listener; None where nobody has consented to that.
         trials: tries whether a request field switches drafting; None where that is not wanted.
+        alone: whether these servers are all there is: beside lanes on a model of our own they stand on no rung.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class Sidecar:
         weights: Callable[[str, ServedModel], Weights] = find_weights,
         beside: MakeBeside | None = None,
         trials: Trials | None = None,
+        alone: bool = True,
     ) -> None:
-        self._fixed = bool(urls)
+        self._fixed, self._alone = bool(urls), alone
         self._urls = tuple(urls) or USUAL_URLS
         self._probe, self._find_weights, self._make_beside = probe, weights, beside
         self._trials = trials
@@ -188,7 +190,13 @@ class Sidecar:
             await asyncio.gather(*(self._look(server) for server in self._servers.values()))
 
     async def _look(self, server: Server) -> None:
-        """Probe one server and bring its lanes up to date."""
+        """Probe one server and bring its lanes up to date; a failure costs this look only."""
+        try:
+            await self._look_closely(server)
+        except Exception:
+            log.exception("looking at an upstream failed", url=server.upstream.url)
+
+    async def _look_closely(self, server: Server) -> None:
         url, before = server.upstream.url, server.upstream.found
         lanes = [status.lane for status in server.backend.lanes()]
         found = await self._probe(url)
@@ -285,6 +293,8 @@ class Sidecar:
     def _stand(self, server: Server) -> None:
         """Work out the rung that a server stands on."""
         upstream, beside = server.upstream, server.beside
+        if not self._alone:
+            return
         upstream.rung = climb(
             Standing(
                 upstream.url,

@@ -273,6 +273,34 @@ async def test_what_is_known_of_models_reaches_the_learner() -> None:
     await fleet.aclose()
 
 
+async def test_beside_a_model_of_our_own_there_is_no_ladder_to_climb() -> None:
+    """Its lanes are what was asked for; nobody is told to start others."""
+    for alone in (True, False):
+        fleet = Sidecar(
+            ["http://one"], Town(one=ollama(LOADED)).probe, weights=lambda *_: Weights(), alone=alone
+        )
+        await fleet.start()
+        assert (fleet.upstreams[0].rung is not None) is alone
+        await fleet.aclose()
+
+
+async def test_a_look_that_fails_is_not_the_last() -> None:
+    """Whatever went wrong with it, the server is found by the next one."""
+    town, broken = Town(one=ollama(LOADED)), [True]
+
+    def weights(url: str, model: ServedModel) -> Weights:
+        if broken.pop() if broken else False:
+            raise RuntimeError("odd file")
+        return Weights()
+
+    fleet = Sidecar(["http://one"], town.probe, weights=weights)
+    await fleet.start()
+    assert not fleet.upstreams[0].found.reachable
+    await looked(fleet)
+    assert [s.health for s in fleet.backends[0].lanes()] == [Health.READY]
+    await fleet.aclose()
+
+
 async def test_a_failed_connection_marks_the_lane_and_hurries_the_next_look() -> None:
     """The retry interval is not waited out; a response that merely broke off marks nothing."""
     town = Town(one=LLAMA)
