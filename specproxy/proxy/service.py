@@ -207,6 +207,7 @@ class Service:
             "upstreams": [upstream.json() for upstream in self._fleet.upstreams],
             "lanes": [lane_json(s, since, self._fleet.address(s.lane)) for s in lanes],
             **board,
+            "learning_curve": self.policy.curves(),
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
         }
 

@@ -41,7 +41,7 @@ from specproxy.strategies.thompson import choice_probabilities, worth_exploring
 __all__ = ["Learner", "LearnerSettings"]
 
 _FORMAT = "specproxy-learner"
-_VERSION = 3
+_VERSION = 4
 _MOST_PENDING = 4096
 _LEAST_REMAINING = 10.0
 
@@ -248,6 +248,10 @@ class Learner:
         self._events.clear()
         return events
 
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """By target: requests so far, and the gain in time over plain until then (see `curve.Curve.gains`)."""
+        return {name: model.curve.gains() for name, model in self._targets.items()}
+
     def set_facts(self, lane_id: str, facts: LaneFacts) -> None:
         """Tell what is known about a lane beforehand; counts for cells that were not seen yet."""
         self._facts[lane_id] = facts
@@ -283,6 +287,7 @@ class Learner:
             loss = ledger.sift(key, seen.decode_s + prefill_s - plain_s, plain_s, outlier=outlier)
         ledger.finish(loss, plain_s, credit)
         model.pool.finish(loss + seen.load_s, plain_s, credit * len(model.ledgers))
+        model.curve.note(seen.decode_s + prefill_s + seen.load_s, plain_s)
         model.tested[workload, key] = ledger.plain_s
 
     # --- state -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from specproxy.records import Lane
 from specproxy.strategies.cost import LaneFacts
+from specproxy.strategies.curve import Curve
 from specproxy.strategies.gate import Ledger
 from specproxy.strategies.lengths import Lengths
 from specproxy.strategies.prefill import Prefill
@@ -35,6 +36,7 @@ class TargetModel:
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     tested: dict[tuple[str, str], float] = field(default_factory=dict)
     pool: Ledger = field(default_factory=Ledger)
+    curve: Curve = field(default_factory=Curve)
     movable: dict[str, tuple[Lane, ...]] = field(default_factory=dict)
     fixed: tuple[Lane, ...] = ()
     worth: dict[str, float] = field(default_factory=dict)
@@ -61,6 +63,7 @@ class TargetModel:
             "ledgers": {key: ledger.dump() for key, ledger in self.ledgers.items()},
             "tested": [[*key, plain_s] for key, plain_s in self.tested.items()],
             "pool": self.pool.dump(),
+            "curve": self.curve.dump(),
             "worth": dict(self.worth),
         }
 
@@ -73,4 +76,5 @@ class TargetModel:
         self.ledgers = {key: Ledger.restored(entry) for key, entry in state["ledgers"].items()}
         self.tested = {(str(w), str(a)): float(plain_s) for w, a, plain_s in state["tested"]}
         self.pool = Ledger.restored(state["pool"])
+        self.curve = Curve.restored(state["curve"])
         self.worth = {str(lane): float(seconds) for lane, seconds in state["worth"].items()}

@@ -1,0 +1,46 @@
+"""The learning curve."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from specproxy.strategies.curve import Curve
+from specproxy.strategies.learner import Learner
+from tests.strategies.world import MIXED, simulate
+
+
+def test_gains_are_cumulative() -> None:
+    """One request at plain's time, then one in half of it: 4 s instead of 3."""
+    curve = Curve()
+    assert curve.gains() == []
+    curve.note(2.0, 2.0)
+    curve.note(1.0, 2.0)
+    assert curve.gains() == [(1, 0.0), (2, pytest.approx(1.0 / 3.0))]
+
+
+def test_points_are_bounded_and_the_last_is_now() -> None:
+    """After many requests fewer points are kept, evenly spread; the state survives JSON."""
+    curve = Curve()
+    for _ in range(10_001):
+        curve.note(1.0, 2.0)
+    found = curve.gains()
+    assert 60 <= len(found) <= 130
+    assert found[-1] == (10_001, 1.0)
+    steps = {b[0] - a[0] for a, b in itertools.pairwise(found[:-1])}
+    assert steps == {curve.stride}
+    assert Curve.restored(json.loads(json.dumps(curve.dump()))) == curve
+
+
+def test_a_learner_keeps_one_for_each_target() -> None:
+    """It agrees with what the simulation charged, within the noise of its measurements."""
+    learner = Learner()
+    run = simulate(learner, lambda _: MIXED, 400, 2)
+    requests, gain = learner.curves()["t"][-1]
+    assert requests == 400
+    assert gain == pytest.approx(sum(run.plain) / sum(run.chosen) - 1.0, abs=0.05)
+    again = Learner()
+    again.load(json.loads(json.dumps(learner.dump())))
+    assert again.curves() == learner.curves()
