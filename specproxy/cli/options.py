@@ -14,7 +14,16 @@ import click
 from specproxy.config import Settings, load
 from specproxy.errors import SpecproxyError
 
-__all__ = ["ask", "config_option", "json_option", "url_of", "url_option"]
+__all__ = [
+    "ask",
+    "base_of",
+    "config_option",
+    "json_option",
+    "opener",
+    "token_headers",
+    "url_of",
+    "url_option",
+]
 
 TIMEOUT_S = 5.0
 
@@ -37,6 +46,17 @@ def url_of(settings: Settings) -> str:
     return f"http://{host}:{settings.port}"
 
 
+def base_of(url: str | None, settings: Settings) -> str:
+    """The base URL of the proxy that is meant: as given, else as configured."""
+    base = (url or url_of(settings)).rstrip("/")
+    return base if "://" in base else f"http://{base}"
+
+
+def token_headers(settings: Settings) -> dict[str, str]:
+    """The header that carries the configured token; none without one."""
+    return {} if settings.token is None else {"X-Specproxy-Token": settings.token.get_secret_value()}
+
+
 def ask(
     url: str | None,
     config_path: Path | None,
@@ -50,14 +70,11 @@ def ask(
         SpecproxyError: nothing answers there, or something that is not specproxy; says how to start one.
     """
     settings = load(config_path)
-    base = (url or url_of(settings)).rstrip("/")
-    base = base if "://" in base else f"http://{base}"
-    headers = {"Content-Type": "application/json", **(extra or {})}
-    if settings.token is not None:
-        headers["X-Specproxy-Token"] = settings.token.get_secret_value()
+    base = base_of(url, settings)
+    headers = {"Content-Type": "application/json", **(extra or {}), **token_headers(settings)}
     request = urllib.request.Request(f"{base}{path}", data=body, headers=headers)  # noqa: S310 (the user's own URL)
     try:
-        with _opener().open(request, timeout=TIMEOUT_S) as reply:
+        with opener().open(request, timeout=TIMEOUT_S) as reply:
             data = json.load(reply)
     except urllib.error.HTTPError as error:
         raise SpecproxyError(
@@ -80,8 +97,9 @@ def ask(
     return data
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of an HTTP_PROXY
+def opener() -> urllib.request.OpenerDirector:
+    """What opens URLs of this machine: never by way of an HTTP_PROXY."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _message(error: urllib.error.HTTPError) -> str:

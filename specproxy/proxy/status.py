@@ -68,6 +68,7 @@ def lane_json(status: LaneStatus, since: Mapping[str, float], address: str = "")
         "id": lane.id,
         "backend": lane.backend,
         "target": lane.target,
+        "models": sorted(lane.models),
         "strategy": lane.strategy.name,
         "n_max": lane.strategy.n_max,
         "control": str(lane.control),
