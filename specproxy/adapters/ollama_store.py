@@ -10,11 +10,12 @@ import difflib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from specproxy.errors import ConfigError
 
-__all__ = ["find_model", "is_file_name", "locate_model", "store_folders"]
+__all__ = ["find_model", "is_file_name", "locate_model", "store_folders", "stored_models"]
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
 ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
@@ -63,6 +64,14 @@ def find_model(name: str, folders: Sequence[Path]) -> Path:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else "give a .gguf file, or pull the model with Ollama first"
     raise ConfigError(f"model: no file {name}, and Ollama has no such model in {looked}", hint=hint)
+
+
+def stored_models(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Name and GGUF file of every model in these stores; those that cannot be used are left out."""
+    for folder in folders:
+        for name in sorted(_names(folder)):
+            with suppress(ConfigError):
+                yield name, find_model(name, [folder])
 
 
 def _parts(name: str) -> tuple[str, ...]:

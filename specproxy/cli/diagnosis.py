@@ -1,0 +1,216 @@
+"""What `specproxy doctor` finds out: servers, engines, memory, a model's strategies, drafts, and what to type.
+
+Nothing is started, loaded or changed. What cannot be found out is told as such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specproxy.adapters import machine
+from specproxy.adapters.base import ProbeResult
+from specproxy.adapters.draft_search import DraftCandidate, files_beside, find_drafts
+from specproxy.adapters.embedded.pair_facts import describe
+from specproxy.adapters.gguf_facts import MTP_ARCHITECTURES, ModelFacts, read_facts
+from specproxy.adapters.memory import Budget
+from specproxy.adapters.ollama_store import locate_model, store_folders, stored_models
+from specproxy.adapters.probe import Prober
+from specproxy.adapters.server_program import find_program
+from specproxy.cli.version import versions
+from specproxy.errors import ConfigError, SpecproxyError
+from specproxy.proxy.facts import lane_facts
+from specproxy.proxy.sidecar import USUAL_URLS
+from specproxy.records import Control, Lane, Strategy, TempBucket
+from specproxy.strategies.cost import prior_ratio
+
+__all__ = ["commands", "diagnose", "look_at_model"]
+
+KINDS = ("code_edit", "json_schema", "creative")  # kinds that gains are estimated for: best to worst for drafts
+PLENTY = 1.05  # speed from which on a draft is recommended, by rule of thumb
+LENGTHS = {"ngram": 8, "mtp": 3, "draft": 3}  # draft lengths that estimates are made for
+
+Row = dict[str, Any]
+
+
+def diagnose(
+    model: str | None, draft: str | None, *, urls: Sequence[str] = USUAL_URLS, llama_server: Path | None = None
+) -> Row:
+    """Everything as JSON-serialisable data. Blocks for some seconds.
+
+    Raises:
+        ConfigError: `model` or `draft` cannot be used, or one of `urls` is no URL.
+    """
+    found = asyncio.run(_survey(urls))
+    parts = versions()
+    engines = {"embedded": parts["llama-cpp-python"], **_program(llama_server)}
+    data: Row = {
+        "versions": parts,
+        "engines": engines,
+        "machine": _machine(),
+        "servers": [_server(url, result) for url, result in found.items()],
+        "ollama_models": [name for name, _ in stored_models(store_folders())],
+        "model": look_at_model(model, draft) if model is not None else None,
+    }
+    data["commands"] = commands(data)
+    return data
+
+
+async def _survey(urls: Sequence[str]) -> dict[str, ProbeResult]:
+    prober = Prober()
+    return dict(zip(urls, await asyncio.gather(*(prober(url) for url in urls)), strict=True))
+
+
+def _program(configured: Path | None) -> Row:
+    try:
+        program = find_program(configured)
+        return {"managed": program.build, "managed_kind": program.kind, "managed_trouble": ""}
+    except ConfigError as error:
+        return {"managed": None, "managed_kind": "", "managed_trouble": error.message}
+
+
+def _machine() -> Row:
+    memory, devices = machine.available_memory(), machine.gpus()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "processor": machine.processor(),
+        "cores": cores,
+        "memory_available": memory.available,
+        "memory_bound": memory.bound,
+        "memory_for_lanes": Budget.of(memory.available).ram,
+        "gpus": [asdict(device) for device in devices],
+    }
+
+
+def _server(url: str, found: ProbeResult) -> Row:
+    return {
+        "url": url,
+        "reachable": found.reachable,
+        "silent": found.silent,
+        "kind": found.kind if found.reachable else "",
+        "version": found.version,
+        "models": list(found.models),
+        "loaded": [model.name for model in found.served if model.loaded and not model.unrouted],
+        "drafting": any(model.drafting for model in found.served),
+    }
+
+
+def look_at_model(model: str, draft: str | None) -> Row:
+    """A model's facts, the strategies that it can be decoded with, and drafts for it that are at hand.
+
+    Raises:
+        ConfigError: it, or the draft, cannot be read.
+    """
+    path, _ = locate_model(model)
+    target = read_facts(path)
+    drafts = find_drafts(target, [*files_beside(path), *stored_models(store_folders())])
+    given: ModelFacts | None = None
+    trouble = ""
+    if draft is not None:
+        given = read_facts(locate_model(draft)[0])
+    try:
+        facts = describe(target, given)
+    except SpecproxyError as error:
+        facts, given, trouble = describe(target, None), None, error.message
+    best = next((candidate for candidate in drafts if candidate.fits), None)
+    if draft is None and best is not None:
+        given = read_facts(best.path)
+    return {
+        "model": model,
+        "draft": draft,
+        "draft_trouble": trouble,
+        "path": str(path),
+        "bytes": target.weight_bytes,
+        "facts": list(facts),
+        "strategies": _strategies(target, given, trouble),
+        "drafts": [_draft(candidate) for candidate in drafts],
+    }
+
+
+def _strategies(target: ModelFacts, draft: ModelFacts | None, trouble: str) -> list[Row]:
+    """Each strategy, why it is impossible where it is, and what a rule of thumb expects of it."""
+    missing = {
+        "mtp": "" if target.has_mtp else _no_mtp(target),
+        "draft": "" if draft is not None else trouble or "no draft model was given, and none was found",
+    }
+    rows: list[Row] = [{"name": "plain", "possible": True, "why": "", "speed": {}}]
+    for name, length in LENGTHS.items():
+        why = missing.get(name, "")
+        strategy = Strategy((name,), length)
+        speed = {} if why else _speed(strategy, target, draft)
+        rows.append({"name": name, "possible": not why, "why": why, "speed": speed})
+    return rows
+
+
+def _no_mtp(target: ModelFacts) -> str:
+    if target.mtp_layers and target.architecture not in MTP_ARCHITECTURES:
+        return f"llama.cpp has no MTP graph for architecture {target.architecture}"
+    return "the file has no MTP layers"
+
+
+def _speed(strategy: Strategy, target: ModelFacts, draft: ModelFacts | None) -> dict[str, float]:
+    """How many times as fast as plain it should be, by kind, greedily, before anything was measured."""
+    lane = Lane(strategy.name, "", "", strategy, Control.INSTANCE, "")
+    facts = lane_facts(lane, target, draft, 1)
+    return {kind: 1 / prior_ratio(strategy, facts, kind, TempBucket.GREEDY) for kind in KINDS}
+
+
+def _draft(candidate: DraftCandidate) -> Row:
+    row = asdict(candidate)
+    return row | {"path": str(candidate.path), "notes": list(candidate.notes)}
+
+
+def commands(data: Mapping[str, Any]) -> list[Row]:
+    """What to type, the best first, each with the reason for it."""
+    engines, model = data["engines"], data["model"]
+    found: list[Row] = []
+    if not engines["embedded"] and not engines["managed"]:
+        found.append(
+            _command(("pip", "install", "specproxy[managed]"), "No engine is installed that could run a model.")
+        )
+    elif model is not None:
+        found.append(_command(_start(model), _why(engines)))
+    for server in data["servers"]:
+        if server["reachable"]:
+            manage = ("--manage",) if engines["managed"] and (server["loaded"] or server["models"]) else ()
+            why = "In front of the server that runs there" + (
+                ", with further lanes on its weights as far as memory allows."
+                if manage
+                else "; it is measured."
+            )
+            found.append(_command(("specproxy", "start", "--upstream", server["url"], *manage), why))
+    if model is None and data["ollama_models"] and (engines["embedded"] or engines["managed"]):
+        name = data["ollama_models"][0]
+        found.append(_command(("specproxy", "start", "--model", name), "With a model that Ollama has pulled."))
+    if not found:
+        found.append(
+            _command(("specproxy", "doctor", "--model", "FILE.gguf"), "No server runs, so name a model.")
+        )
+    return found
+
+
+def _start(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """Start with the draft that was given if it fits, else with the best one that promises something."""
+    promising: dict[str, float] = next(
+        (row["speed"] for row in model["strategies"] if row["name"] == "draft"), {}
+    )
+    best = next((row["name"] for row in model["drafts"] if row["fits"]), None)
+    draft = model["draft"] if not model["draft_trouble"] else None
+    if draft is None and max(promising.values(), default=0) >= PLENTY:
+        draft = best
+    return ("specproxy", "start", "--model", model["model"], *(("--draft", draft) if draft else ()))
+
+
+def _why(engines: Mapping[str, Any]) -> str:
+    if engines["embedded"]:
+        return "One copy of the weights, a strategy for each request."
+    return "A llama-server for each strategy that fits in memory."
+
+
+def _command(words: Sequence[str], why: str) -> Row:
+    return {"command": shlex.join(words), "why": why}

