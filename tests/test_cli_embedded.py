@@ -76,6 +76,24 @@ def test_ngram_learns_from_requests_on_other_lanes(env: dict[str, str], pair: Ca
             pass
 
 
+def test_facts_memory_and_idle_unloading(env: dict[str, str], pair: CalibratedPair) -> None:
+    """The rung says what the files mean and what is in use; without requests the model is freed."""
+    arguments = ["--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1", "--ctx", "1024"]
+    env = env | {"SPECPROXY_IDLE_UNLOAD": "0.2", "SPECPROXY_ENGINE_ARGS": "--ngram-max 4"}
+    with started(env, *arguments) as (child, url):
+        data = settled(url)
+        advice = "\n".join(data["rung"]["advice"])
+        assert "Target target.gguf: glm4moe, F16" in advice
+        assert "of the target's, another family (llama), the same tokenizer" in advice
+        assert "4 × 1024 tokens of context" in data["rung"]["why"]
+        assert {lane["id"]: lane["memory_bytes"] > 0 for lane in data["lanes"]}["mtp"]
+        (engine,) = psutil.Process(child.pid).children()
+        assert {"--ngram-max", "--idle-unload"} <= set(engine.cmdline())
+        log = next(Path(env["XDG_STATE_HOME"]).rglob("embedded.log"))
+        while "unloading the model" not in log.read_text():  # the test's own limit ends a wait in vain
+            pass
+
+
 def test_an_unusable_model_ends_it_with_exit_code_2(env: dict[str, str], tmp_path: Path) -> None:
     """One or two lines on stderr that name the file."""
     (tmp_path / "text.gguf").write_text("no model at all")

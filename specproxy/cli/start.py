@@ -50,6 +50,10 @@ FLAGS: tuple[Callable[..., Any], ...] = (
     click.option("--memory", metavar="SIZE", help="Memory for all started lanes together, such as 6GiB."),
     click.option("--llama-server", type=FILE, metavar="FILE", help="llama-server binary."),
     click.option("--llama-args", metavar="TEXT", help="Further arguments for llama-server, in one text."),
+    click.option(
+        "--engine-args", metavar="TEXT", help="Further arguments for the embedded engine, in one text."
+    ),
+    click.option("--idle-unload", metavar="S", help="Free the embedded engine's model after S idle seconds."),
     click.option("--state-dir", type=FILE, metavar="DIR", help="Where statistics are kept."),
     click.option("--grace", metavar="S", help="Seconds that requests may take to finish at shutdown."),
     click.option("--log-format", type=Choice(LOG_FORMATS), help="Form of log lines."),

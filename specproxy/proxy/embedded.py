@@ -109,15 +109,16 @@ class _Engine(EmbeddedBackend):
 
 def _options(settings: Settings) -> EmbeddedOptions:
     model, name = locate_model(settings.model or "")
-    chosen = "slots" in settings.model_fields_set  # the default of one is meant for lanes that are processes
     return EmbeddedOptions(
         model=model,
         names=(name,) if name else (),
         draft=settings.draft,
         ctx=settings.ctx,
-        parallel=settings.slots if chosen else None,
+        parallel=settings.slots,
         threads=settings.threads,
         n_gpu_layers=settings.n_gpu_layers,
+        idle_unload_s=settings.idle_unload,
+        extra_args=settings.engine_args,
         log_dir=settings.state_dir / "logs",
     )
 

@@ -102,7 +102,7 @@ def managed_options(settings: Settings, model: Path) -> ManagedOptions:
         strategies=settings.strategies,
         threads=settings.threads,
         ctx=settings.ctx,
-        slots=settings.slots,
+        slots=settings.slots or 1,
         n_gpu_layers=settings.n_gpu_layers,
         memory=settings.memory,
         llama_server=settings.llama_server,

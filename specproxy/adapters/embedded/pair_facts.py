@@ -43,6 +43,9 @@ def _target(facts: ModelFacts) -> Iterator[str]:
 
 
 def _draft(target: ModelFacts, draft: ModelFacts) -> Iterator[str]:
+    if draft.sidecar_type is not None:
+        yield f"Draft {draft.path.name}: {_size(draft.weight_bytes)}, no full model ({draft.sidecar_type})."
+        return
     share = draft.weight_bytes / target.weight_bytes
     same = draft.architecture == target.architecture
     family = "the same family" if same else f"another family ({draft.architecture})"

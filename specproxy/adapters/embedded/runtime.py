@@ -71,6 +71,9 @@ class Runtime:
         if draft is not None:
             for warning in check_pair(self.facts, draft):
                 log.warning("%s", warning)
+        self._sidecar = "" if draft is None else draft.sidecar_type or ""
+        if self._sidecar:
+            draft = None  # it is not loaded
         train = self.facts.context_length or DEFAULT_CONTEXT
         self.per_sequence = options.context or min(train, DEFAULT_CONTEXT)
         longest = max(options.draft_max, options.mtp_max, options.ngram_max)
@@ -112,6 +115,9 @@ class Runtime:
         """Set up the draft model; returns why not, if not."""
         if options.draft is None:
             return "no draft model was given"
+        if self._sidecar:
+            # it has no text model of its own: it reads the target's hidden rows or caches
+            return f"a drafter of the kind {self._sidecar} cannot run in this engine; managed lanes can run it"
         model = self._model(options.draft, options)
         if model.recurrent:
             # it drafts token by token, and llama.cpp keeps states of one decode only

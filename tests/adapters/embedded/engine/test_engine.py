@@ -12,6 +12,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
+import numpy as np
 import psutil
 import pytest
 
@@ -332,6 +334,25 @@ async def test_a_model_without_a_head_refuses_mtp_by_name(pair: CalibratedPair) 
     assert "head" in engine.card.refused["mtp"]
     with pytest.raises(RequestError, match=r"'mtp' cannot run on this model: .* head"):
         await collect(engine, request([5], "mtp"))
+    await engine.aclose()
+
+
+async def test_a_drafter_that_is_no_model_is_refused_by_name(pair: CalibratedPair, tmp_path: Path) -> None:
+    sidecar = tmp_path / "assistant.gguf"
+    writer = gguf.GGUFWriter(sidecar, "gemma4-assistant")
+    writer.add_block_count(1)
+    writer.add_embedding_length(64)
+    writer.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    engine = LlamaEngine(replace(options(pair), draft=sidecar))
+    await engine.start()
+    assert "draft-mtp cannot run in this engine" in engine.card.refused["draft"]
+    assert "draft" not in engine.card.memory
+    ids, _ = await collect(engine, request(prompt(engine, pair, "json"), "mtp", tokens=10))
+    assert ids == pair.text_ids("json", 10)
     await engine.aclose()
 
 
