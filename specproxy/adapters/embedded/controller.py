@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Controller", "FixedController", "Plan", "RuleController", "StepOutcome", "StepView"]
-
-LONG_MATCH = 6  # tokens; from here on a copy is accepted more often than a guess by a model
+__all__ = ["Controller", "FixedController", "Plan", "StepOutcome", "StepView"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,11 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What became of a plan. `seconds` is the whole step's time, None where other sequences shared it."""
+    """What became of a plan. `seconds` is the whole step's time, None where other sequences shared it.
+
+    `copied` is how many tokens of the n-gram drafter's proposal this step has shown to be right or wrong,
+    whoever drafted, and `agreed` how many of those were right from the first one on.
+    """
 
     plan: Plan
     match_length: int
@@ -48,6 +50,8 @@ class StepOutcome:
     accepted: int
     seconds: float | None = None
     draft_seconds: float = 0.0
+    copied: int = 0
+    agreed: int = 0
 
 
 class Controller(Protocol):
@@ -79,20 +83,3 @@ class FixedController:
 
     def learn(self, outcome: StepOutcome) -> None:
         """A fixed strategy learns nothing."""
-
-
-class RuleController:
-    """``auto`` by one rule: copy where the match is long, else guess by a model, else copy a short match."""
-
-    def plan(self, view: StepView) -> Plan:
-        """See `Controller`."""
-        order = [name for name in view.ready if name != "ngram"]
-        if "ngram" in view.ready and view.match_length:
-            order.insert(0 if view.match_length >= LONG_MATCH else len(order), "ngram")
-        if not order:
-            return PLAIN
-        length = min(view.limits[order[0]], view.room)
-        return Plan(order[0], length) if length > 0 else PLAIN
-
-    def learn(self, outcome: StepOutcome) -> None:
-        """The rule does not change."""

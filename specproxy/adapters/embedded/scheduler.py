@@ -20,7 +20,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from specproxy.adapters.embedded.controller import PLAIN, Controller, FixedController, RuleController, StepView
+from specproxy.adapters.embedded.auto import AutoController, StepCosts
+from specproxy.adapters.embedded.controller import PLAIN, Controller, FixedController, StepView
 from specproxy.adapters.embedded.llama import DecodeError, NoRoomError
 from specproxy.adapters.embedded.runtime import Runtime
 from specproxy.adapters.embedded.sampler import Sampler
@@ -29,7 +30,6 @@ from specproxy.adapters.embedded.slots import Slots
 from specproxy.adapters.embedded.types import Finished, GenerateRequest, TokenEvent
 from specproxy.adapters.embedded.vocabulary import Vocabulary
 from specproxy.errors import RequestError, SpecproxyError
-from specproxy.records import Strategy
 from specproxy.strategies.drafters.ngram import NgramDrafter
 
 __all__ = ["Event", "Scheduler"]
@@ -58,6 +58,7 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._emit = emit
         self._slots = Slots(runtime)
+        self._costs = StepCosts()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
@@ -135,7 +136,7 @@ class Scheduler:
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         context = runtime.per_sequence
         sampler = Sampler(sampling, self._vocabulary, seed, context, request.prompt)
-        drafters, controller = self._plan_for(request.strategy)
+        drafters, controller = self._plan_for(request)
         sequence = Sequence(request, sink, sampler, self._vocabulary, controller, limit)
         sequence.drafters = drafters
         sequence.limits = dict(runtime.limits)
@@ -143,12 +144,11 @@ class Scheduler:
             sequence.limits = {name: min(n, request.strategy.n_max) for name, n in runtime.limits.items()}
         return sequence
 
-    def _plan_for(self, strategy: Strategy) -> tuple[tuple[str, ...], Controller]:
-        if "auto" in strategy.drafters:
-            limits = self._runtime.limits
-            model = next((name for name in ("mtp", "draft") if name in limits), None)
-            return ("ngram", model) if model else ("ngram",), RuleController()
-        return strategy.drafters, FixedController()
+    def _plan_for(self, request: GenerateRequest) -> tuple[tuple[str, ...], Controller]:
+        if "auto" in request.strategy.drafters:
+            controller = AutoController(self._costs, self._runtime.options.ngram_match, request.priors)
+            return tuple(self._runtime.limits), controller
+        return request.strategy.drafters, FixedController()
 
     # --- admission -----------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Scheduler:
             sequence = self._waiting.popleft()
             mtp = "mtp" in sequence.drafters
             choice = self._slots.choose(sequence.tokens, mtp=mtp)
-            if mtp and isinstance(sequence.controller, RuleController):
+            if mtp and "auto" in sequence.request.strategy.drafters:
                 without = self._slots.choose(sequence.tokens, mtp=False)
                 if without.common - choice.common > MTP_GAP:
                     sequence.disable("mtp", "its cache does not cover the reused prefix")
@@ -217,15 +217,15 @@ class Scheduler:
 
     def _plan(self, sequence: Sequence, streams: int) -> None:
         sequence.draft, sequence.draft_seconds, sequence.match_length = [], 0.0, 0
-        sequence.plan = PLAIN
+        sequence.plan, sequence.copied = PLAIN, []
         room = min(
             sequence.limit - sequence.n_output - 1, self._runtime.per_sequence - len(sequence.tokens) - 1
         )
         if room < 1 or not sequence.drafters:
             return
-        copied: list[int] = []
+        copied = sequence.copied
         if sequence.ngram is not None:
-            copied = list(sequence.ngram.draft(min(sequence.limits["ngram"], room)))
+            copied += sequence.ngram.draft(min(sequence.limits["ngram"], room))
             sequence.match_length = sequence.ngram.match_length
         sequence.plan = sequence.controller.plan(
             StepView(
@@ -321,7 +321,7 @@ class Scheduler:
         self._keep_hidden(sequence, at, len(new))
         if draft and sequence.plan.drafter in self._runtime.drafters:
             self._runtime.drafters[sequence.plan.drafter].settle(sequence, accepted)
-        outcome = sequence.outcome(accepted, seconds)
+        outcome = sequence.outcome(accepted, new, seconds)
         sequence.tally.add(outcome)
         sequence.controller.learn(outcome)
         self._went_on(sequence, new, reason)

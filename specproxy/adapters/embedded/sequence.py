@@ -180,6 +180,7 @@ class Sequence:
         self.hidden: HiddenRows | None = None  # with the MTP cache kept in step
         self.plan = PLAIN
         self.draft: list[int] = []
+        self.copied: list[int] = []  # what the n-gram drafter proposes, whoever drafts
         self.draft_seconds = 0.0
         self.match_length = 0
         self.load_ms = 0.0
@@ -258,10 +259,24 @@ class Sequence:
         if drafter == "mtp":
             self.hidden = None
 
-    def outcome(self, accepted: int, seconds: float | None) -> StepOutcome:
-        """This step, for the controller and the report."""
+    def outcome(self, accepted: int, new: Seq[int], seconds: float | None) -> StepOutcome:
+        """This step, for the controller and the report; `new` are the tokens that it gave."""
         plan = self.plan if self.draft else Plan()
-        return StepOutcome(plan, self.match_length, len(self.draft), accepted, seconds, self.draft_seconds)
+        agreed = 0
+        for guess, token in zip(self.copied, new, strict=False):
+            if guess != token:
+                break
+            agreed += 1
+        return StepOutcome(
+            plan,
+            self.match_length,
+            len(self.draft),
+            accepted,
+            seconds,
+            self.draft_seconds,
+            copied=min(len(self.copied), len(new)),
+            agreed=agreed,
+        )
 
     def _logprob(self, token: int, row: Floats, alternatives: int) -> TokenLogprob:
         """Log probabilities before any sampling stage, as llama-server gives them."""

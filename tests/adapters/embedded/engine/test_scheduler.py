@@ -19,6 +19,7 @@ from tests.support.random_model import write_random
 # isort: split
 from specproxy.adapters.embedded import drafters, runtime
 from specproxy.adapters.embedded.llama import Batch, Context, ContextParams
+from specproxy.adapters.embedded.scheduler import FEW_ROWS
 from specproxy.adapters.embedded.types import Sampling, TokenEvent
 from specproxy.errors import RequestError, SpecproxyError
 
@@ -192,9 +193,11 @@ def test_second_turn_reuses_the_first(calibrated: ByHand, pair: CalibratedPair, 
     (fresh,) = calibrated.run(request(second, strategy, tokens=60))
     assert fresh.end.cached_n == 0
     assert again.ids == fresh.ids
-    assert again.end.cached_n >= len(first) + 30 - 6  # the last step reached the caches of no drafter
+    # the last step reached the caches of no drafter; auto's last steps may all have been plain
+    assert again.end.cached_n >= len(first) + 30 - (FEW_ROWS + 1 if strategy == "auto" else 6)
     assert again.end.cached_n + again.end.prompt_n == len(second)
-    assert again.end.draft_n_accepted == fresh.end.draft_n_accepted
+    if strategy != "auto":  # which goes by the time that steps take
+        assert again.end.draft_n_accepted == fresh.end.draft_n_accepted
 
 
 def test_prefix_is_shared_with_a_sequence_that_runs(random: ByHand, noisy: tuple[Path, Path]) -> None:

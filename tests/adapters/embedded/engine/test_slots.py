@@ -80,7 +80,7 @@ def test_a_parked_conversation_goes_on_as_if_it_had_stayed(
     assert back.ids == reference(noisy[0], again, 30)
 
 
-@pytest.mark.parametrize("strategy", ["draft", "mtp", "ngram+mtp", "auto"])
+@pytest.mark.parametrize("strategy", ["draft", "mtp", "ngram+mtp"])
 def test_drafters_come_back_too(calibrated: ByHand, pair: CalibratedPair, strategy: str) -> None:
     """Parked or not, a second turn reuses as much, says the same, and guesses as well."""
 

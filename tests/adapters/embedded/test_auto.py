@@ -1,0 +1,253 @@
+"""`auto` on simulated text: known costs and chances give the known best choice, and regret stays small."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from specproxy.adapters.embedded.auto import CURVE, GUESS, Acceptance, AutoController, StepCosts
+from specproxy.adapters.embedded.controller import (
+    PLAIN,
+    Controller,
+    FixedController,
+    Plan,
+    StepOutcome,
+    StepView,
+)
+from specproxy.records import EnginePriors
+
+PLAIN_S = 0.02
+LIMITS = {"ngram": 8, "mtp": 3, "draft": 3}
+Chances = dict[str, float]
+
+
+def seconds(width: int, steepness: float = 1.0) -> float:
+    """What the simulated machine takes for a decode."""
+    for (w0, c0), (w1, c1) in pairwise(CURVE):
+        if width <= w1:
+            return PLAIN_S * (1 + steepness * (c0 + (c1 - c0) * (width - w0) / (w1 - w0) - 1))
+    raise ValueError(width)
+
+
+@dataclass
+class Text:
+    """Tokens and who guesses them: `chances` by drafter, drawn for each token beforehand."""
+
+    right: list[dict[str, bool]] = field(default_factory=list)
+    matches: list[int] = field(default_factory=list)
+
+    def add(self, count: int, chances: Chances, *, match: int = 0, seed: int = 0) -> Text:
+        """More text of one kind, over which n-grams match `match` tokens."""
+        rng = random.Random(f"{seed} {len(self.right)}")
+        self.right += [{name: rng.random() < p for name, p in chances.items()} for _ in range(count)]
+        self.matches += [match] * count
+        return self
+
+
+@dataclass
+class Run:
+    """How a controller got through a text."""
+
+    seconds: float
+    steps: Counter[Plan]
+
+    @property
+    def drafters(self) -> Counter[str]:
+        """Steps by drafter."""
+        counts: Counter[str] = Counter()
+        for plan, n in self.steps.items():
+            counts[plan.drafter] += n
+        return counts
+
+
+def run(
+    text: Text,
+    controller: Controller,
+    *,
+    ready: Sequence[str] = ("ngram", "mtp"),
+    limits: dict[str, int] | None = None,
+    steepness: float = 1.0,
+) -> Run:
+    """Decode the text as the engine would."""
+    at, spent, steps = 0, 0.0, Counter[Plan]()
+    while at < len(text.right):
+        room = len(text.right) - at - 1
+        match = text.matches[at] if "ngram" in ready else 0
+        plan = controller.plan(StepView(tuple(ready), match, limits or LIMITS, room, at)) if room else PLAIN
+        hits = 0
+        while hits < plan.length and text.right[at + hits].get(plan.drafter):
+            hits += 1
+        new = hits + 1
+        agreed = 0
+        while match and agreed < min(new, LIMITS["ngram"]) and text.right[at + agreed].get("ngram"):
+            agreed += 1
+        drafting = plan.length * PLAIN_S * GUESS.get(plan.drafter, 0.0)
+        took = seconds(1 + plan.length, steepness) + drafting
+        copied = min(LIMITS["ngram"], new) if match else 0
+        controller.learn(StepOutcome(plan, match, plan.length, hits, took, drafting, copied, agreed))
+        steps[plan] += 1
+        spent += took
+        at += new
+    return Run(spent, steps)
+
+
+def auto(costs: StepCosts | None = None, priors: EnginePriors | None = None) -> AutoController:
+    return AutoController(costs or StepCosts(), 3, priors)
+
+
+def best_fixed(text: Text, steepness: float = 1.0) -> float:
+    """The fastest of all fixed strategies and lengths, in hindsight."""
+    spent = [run(text, FixedController(), ready=(), steepness=steepness).seconds]
+    for name in ("ngram", "mtp"):
+        for length in range(1, LIMITS[name] + 1):
+            fixed = FixedController()
+            spent.append(run(text, fixed, ready=(name,), limits={name: length}, steepness=steepness).seconds)
+    return min(spent)
+
+
+KINDS: dict[str, Callable[[int], Text]] = {
+    "json": lambda seed: Text().add(600, {"mtp": 0.95}, seed=seed),
+    "code": lambda seed: Text().add(600, {"mtp": 0.65}, seed=seed),
+    "prose": lambda seed: Text().add(600, {"mtp": 0.4}, seed=seed),
+    "creative": lambda seed: Text().add(600, {"mtp": 0.15}, seed=seed),
+    "edit": lambda seed: Text().add(600, {"mtp": 0.6, "ngram": 0.97}, match=12, seed=seed),
+    "misleading": lambda seed: Text().add(600, {"mtp": 0.3, "ngram": 0.15}, match=4, seed=seed),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_close_to_the_best_fixed_choice_on_every_kind(kind: str) -> None:
+    """Over ten requests of one kind, on a machine whose costs are learnt on the way."""
+    costs = StepCosts()
+    texts = [KINDS[kind](seed) for seed in range(10)]
+    spent = sum(run(text, auto(costs)).seconds for text in texts)
+    assert sum(best_fixed(text) for text in texts) / spent >= 0.96
+
+
+def test_better_than_any_fixed_choice_on_mixed_text() -> None:
+    """A kind every hundred tokens: copies, good guesses, bad guesses."""
+
+    def mixed(seed: int) -> Text:
+        text = Text()
+        for _ in range(3):
+            text.add(120, {"mtp": 0.2}, seed=seed)
+            text.add(120, {"mtp": 0.95}, seed=seed)
+            text.add(120, {"mtp": 0.5, "ngram": 0.97}, match=12, seed=seed)
+        return text
+
+    costs = StepCosts()
+    texts = [mixed(seed) for seed in range(8)]
+    spent = sum(run(text, auto(costs)).seconds for text in texts)
+    assert sum(best_fixed(text) for text in texts) / spent >= 1.05
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.8])
+def test_hardly_slower_than_plain_where_drafting_never_pays(chance: float) -> None:
+    """As on a fast model of many experts: each further token costs as much as the first."""
+    costs = StepCosts()
+    texts = [Text().add(500, {"mtp": chance}, seed=seed) for seed in range(8)]
+    spent = sum(run(text, auto(costs), steepness=5.0).seconds for text in texts)
+    plain = sum(run(text, FixedController(), ready=(), steepness=5.0).seconds for text in texts)
+    assert plain / spent >= 0.96
+
+
+@pytest.mark.parametrize(("belief", "truth"), [(0.95, 0.1), (0.1, 0.95)])
+def test_wrong_priors_are_overcome_within_two_hundred_tokens(belief: float, truth: float) -> None:
+    """Whatever the learner was sure of, what comes after the first two hundred tokens goes as without it."""
+    priors = EnginePriors("r", "w", acceptance={"mtp": tuple((1000 * belief, 1000.0) for _ in range(3))})
+    misled = auto(priors=priors)
+    run(Text().add(200, {"mtp": truth}), misled)
+    later = Text().add(300, {"mtp": truth}, seed=9)
+    assert best_fixed(later) / run(later, misled).seconds >= 0.95
+
+
+def test_good_priors_save_finding_out() -> None:
+    """On short text whose drafts are useless."""
+    priors = EnginePriors("r", "w", acceptance={"mtp": tuple((5.0, 50.0) for _ in range(3))})
+    text = Text().add(60, {"mtp": 0.1})
+    assert run(text, auto(priors=priors)).seconds < run(text, auto()).seconds
+
+
+def test_a_staircase_makes_no_thrash() -> None:
+    """Where two plans are as good as each other, one is kept."""
+    controller = auto()
+    text = Text().add(1500, {"mtp": 0.55})
+    plans: list[Plan] = []
+    plan = controller.plan
+
+    def noting(view: StepView) -> Plan:
+        plans.append(plan(view))
+        return plans[-1]
+
+    controller.plan = noting  # type: ignore[method-assign]  # listens in
+    run(text, controller)
+    changes = sum(a.drafter != b.drafter for a, b in pairwise(plans))
+    assert changes < len(plans) / 8
+
+
+def test_trials_become_rare_while_they_fail() -> None:
+    """And a drafter that has become good is found again."""
+    controller = auto()
+    bad = run(Text().add(1000, {"mtp": 0.05}), controller)
+    assert bad.drafters["mtp"] < 50
+    good = run(Text().add(600, {"mtp": 1.0}), controller)
+    assert good.drafters["mtp"] > 0.4 * good.steps.total()
+
+
+def test_copies_are_learnt_without_using_them() -> None:
+    """A plain step shows whether the copy's first token was right."""
+    controller = auto()
+    for _ in range(30):
+        controller.learn(StepOutcome(PLAIN, 12, 0, 0, PLAIN_S, copied=1, agreed=0))
+    view = StepView(("ngram",), 12, LIMITS, 50, 30)
+    assert controller.plan(view) == PLAIN
+    for _ in range(60):
+        controller.learn(StepOutcome(PLAIN, 12, 0, 0, PLAIN_S, copied=1, agreed=1))
+    assert controller.plan(view).drafter == "ngram"
+
+
+def test_planning_has_no_side_effects_and_keeps_limits() -> None:
+    """Asking twice gives the same; nothing longer than limits and room; nobody who is not ready."""
+    controller = auto()
+    for room in (0, 1, 2, 50):
+        for ready in ((), ("mtp",), ("ngram",), ("ngram", "mtp", "draft")):
+            view = StepView(ready, 0, LIMITS, room, 3)
+            plan = controller.plan(view)
+            assert controller.plan(view) == plan
+            assert plan.length <= room
+            assert plan == PLAIN or (plan.drafter in ready and plan.drafter != "ngram")
+
+
+def test_many_streams_make_drafts_shorter() -> None:
+    """The batch is wide already, and each guess makes all wait."""
+    lengths = []
+    for streams in (1, 8):
+        controller = auto()
+        run(Text().add(200, {"mtp": 0.62}), controller)
+        lengths.append(controller.plan(StepView(("mtp",), 0, LIMITS, 50, 200, streams=streams)).length)
+    assert lengths[1] <= lengths[0]
+
+
+def test_an_interrupted_step_does_not_upset_the_costs() -> None:
+    """A pause of the machine counts as a few steps at most."""
+    costs = StepCosts()
+    for _ in range(50):
+        costs.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S))
+    before = costs.verify(1)
+    costs.learn(StepOutcome(PLAIN, 0, 0, 0, 100 * PLAIN_S))
+    assert costs.verify(1) <= 1.2 * before
+
+
+def test_a_million_steps_leave_the_counts_sound() -> None:
+    """Forgetting keeps them small, and chances between 0 and 1."""
+    acceptance = Acceptance([(2.0, 4.0)])
+    for i in range(1_000_000):
+        acceptance.fade(0.96)
+        acceptance.add(0, i % 4 > 0, 1)
+    assert acceptance.counts[0][1] == pytest.approx(25, rel=0.01)
+    assert 0.6 < acceptance.chance(0) < 0.8
