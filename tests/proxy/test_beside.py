@@ -26,7 +26,9 @@ from specproxy.errors import ConfigError, PairError, UpstreamClosed
 from specproxy.proxy import beside as module
 from specproxy.proxy.beside import AWAY_S, Beside, Shared, Wish
 from specproxy.records import Control, Dialect, Health, Lane, Strategy
+from tests.support.fakes import Fake
 from tests.support.model_facts import facts
+from tests.support.ports import free_port
 
 MODEL = ServedModel("m", ctx=8192)
 OWN = Lane("upstream", "upstream", "m", Strategy(), Control.OBSERVE, "fp", models=frozenset({"m"}))
@@ -195,6 +197,48 @@ async def test_lanes_beside_two_servers_share_the_memory(planner: Planner) -> No
         two.beside.follow(replace(WISH, url="http://again"))
         await two.until(lambda: len(planner.asked) == 3)
         assert planner.asked[-1].memory == 1000
+
+
+async def test_lanes_finish_what_they_answer_before_they_are_stopped(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are offered to nobody meanwhile."""
+    looks: list[str] = []
+    looked, go = asyncio.Event(), asyncio.Event()
+
+    async def idle(address: str) -> None:
+        looks.append(address)
+        looked.set()
+        await go.wait()
+
+    monkeypatch.setattr(module, "_idle", idle)
+    async with watched() as it:
+        it.beside.follow(WISH)
+        await it.until(lambda: it.lanes() == {"ngram": Health.READY})
+        running = it.beside.backend
+        assert running is not None
+        address = running.address("ngram")
+        it.beside.follow(None)
+        await looked.wait()
+        assert looks == [address]
+        assert it.beside.backend is None
+        assert running.lanes()[0].health is Health.READY
+        go.set()
+        await it.until(lambda: running.lanes()[0].health is Health.STOPPED)
+
+
+async def test_a_lane_is_idle_once_no_slot_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or when nobody is there, or it does not say."""
+    monkeypatch.setattr(module, "IDLE_POLL_S", 0.0)
+    busy = [{"is_processing": False}, {"is_processing": True}]
+    async with Fake(
+        {"GET /slots": lambda _: busy if server.asked.count("GET /slots") < 4 else busy[:1]}
+    ) as server:
+        await module._idle(server.url)
+        assert server.asked.count("GET /slots") == 4
+        server.routes["GET /slots"] = (501, {"error": "off"})
+        await module._idle(server.url)
+    await module._idle(f"http://127.0.0.1:{free_port()}")
 
 
 async def test_a_shorter_context_is_said_to_the_router(planner: Planner) -> None:
