@@ -102,15 +102,19 @@ def health_of(url: str, found: ProbeResult) -> tuple[Health, str]:
     return (Health.UNHEALTHY, "it is loading") if found.loading else (Health.READY, "")
 
 
-def lanes_of(server: Server, *, alone: bool) -> dict[str, Lane]:
-    """By model: one lane for each that the server names and that has a choice, or one for all."""
+def lanes_of(server: Server, *, alone: bool, named: bool = False) -> dict[str, Lane]:
+    """By model: one lane for each that the server names and that has a choice, or one for all.
+
+    A server with a single model takes any name, unless it is to be asked for by name: another one comes first.
+    """
     upstream, found = server.upstream, server.upstream.found
     served = {model.name: model for model in found.served} | {
         name: ServedModel(name) for name in found.models if name not in {m.name for m in found.served}
     }
     if found.kind in SINGLE_MODEL_KINDS or not served:
         model = next(iter(served.values()), ServedModel(""))
-        return {model.name: lane_of(upstream, upstream.backend, model, weights=server.weights)}
+        only = frozenset({model.name} if named else ())
+        return {model.name: lane_of(upstream, upstream.backend, model, only, server.weights)}
     lanes = {}
     for name, model in served.items():
         if not model.unrouted:

@@ -137,7 +137,7 @@ class Sidecar:
 
     async def start(self) -> None:
         """Look once at every server, and go on looking in the background."""
-        await asyncio.gather(*(self._look(server) for server in self._servers.values()))
+        await self._look(*self._servers.values())
         await self._planned()
         away = [url for url, server in self._servers.items() if not server.upstream.found.reachable]
         if self._fixed and away:
@@ -187,26 +187,35 @@ class Sidecar:
             except TimeoutError:
                 pass
             self._hurry.clear()
-            await asyncio.gather(*(self._look(server) for server in self._servers.values()))
+            await self._look(*self._servers.values())
 
-    async def _look(self, server: Server) -> None:
-        """Probe one server and bring its lanes up to date; a failure costs this look only."""
-        try:
-            await self._look_closely(server)
-        except Exception:
-            log.exception("looking at an upstream failed", url=server.upstream.url)
+    async def _look(self, *servers: Server) -> None:
+        """Probe servers, all at once, and bring their lanes up to date in order; a failure costs one look."""
+        found = await asyncio.gather(*(self._ask(server) for server in servers), return_exceptions=True)
+        for server, result in zip(servers, found, strict=True):
+            try:
+                if isinstance(result, BaseException):
+                    raise result
+                if result is not None:
+                    self._take(server, result)
+            except Exception:
+                log.exception("looking at an upstream failed", url=server.upstream.url)
 
-    async def _look_closely(self, server: Server) -> None:
+    async def _ask(self, server: Server) -> ProbeResult | None:
+        """What is at a server now, with its model surveyed; None where that cannot be told."""
+        found = await self._probe(server.upstream.url)
+        if found.silent and server.upstream.found.reachable:
+            return None  # busy with a request, as far as can be told
+        if found.reachable and not found.loading:
+            await self._survey(server, found)
+        return found
+
+    def _take(self, server: Server, found: ProbeResult) -> None:
+        """Make what was found at a server its state."""
         url, before = server.upstream.url, server.upstream.found
         lanes = [status.lane for status in server.backend.lanes()]
-        found = await self._probe(url)
-        if found.silent and before.reachable:
-            return  # busy with a request, as far as can be told
-        there = found.reachable and not found.loading
-        if there:
-            await self._survey(server, found)
         server.upstream.found = found
-        if there:
+        if found.reachable and not found.loading:
             self._renew_lanes(server)
             self._try_field(server)
         elif server.beside is not None:
@@ -216,12 +225,8 @@ class Sidecar:
             server.backend.mark(status.lane.id, health, note)
         self._stand(server)
         if (found.reachable, found.loading, found.models) != (before.reachable, before.loading, before.models):
-            log.info(
-                "upstream " + ("found" if found.reachable else "lost"),
-                url=url,
-                kind=found.kind,
-                version=found.version,
-            )
+            news = "found" if found.reachable else "lost"
+            log.info(f"upstream {news}", url=url, kind=found.kind, version=found.version)
             self._changed()
         elif lanes != [status.lane for status in server.backend.lanes()]:
             self._changed()
@@ -241,8 +246,9 @@ class Sidecar:
         upstream, found = server.upstream, server.upstream.found
         endpoint = server.backend.transport.endpoint
         server.backend.transport.endpoint = replace(endpoint, strip_origin=found.kind in STRIP_ORIGIN_KINDS)
-        lanes = lanes_of(server, alone=len(self._servers) == 1)
-        model = upstream.model
+        first, model = self._first_model(), upstream.model
+        named = first is not None and model is not None and model.name != first.name
+        lanes = lanes_of(server, alone=len(self._servers) == 1, named=named)
         lane = lanes.get(model.name) if model is not None else None
         by_field = [plain_by_field(lane)] if lane is not None and self._switches(lane) else []
         server.backend.set_lanes([*lanes.values(), *by_field])
@@ -253,6 +259,11 @@ class Sidecar:
             )
         if server.beside is not None and not waits(server.beside, model):
             server.beside.follow(*wish_of(server, lane, plain_there=bool(by_field)))
+
+    def _first_model(self) -> ServedModel | None:
+        """The model of the first server that was ever seen: that takes what nobody names, while away too."""
+        models = (server.upstream.model for server in self._servers.values())
+        return next((model for model in models if model is not None), None)
 
     def _switches(self, lane: Lane) -> bool:
         """Whether a request field is known to switch a server's drafting off."""

@@ -75,6 +75,26 @@ async def test_two_servers_share_no_lane_and_no_statistics() -> None:
     await fleet.aclose()
 
 
+def serving(name: str) -> ProbeResult:
+    return ProbeResult(True, "llama-server", "b1", (name,), served=(ServedModel(name),))
+
+
+async def test_of_several_llama_servers_the_first_takes_what_nobody_names() -> None:
+    """The others are asked for by their model; one with the same model is another lane of it."""
+    town = Town(one=serving("a"), two=serving("b"), three=serving("a"))
+    fleet = await started(town, "one", "two", "three")
+    lanes = [backend.lanes()[0].lane for backend in fleet.backends]
+    assert [(lane.target, lane.models) for lane in lanes] == [
+        ("a", frozenset()),
+        ("b", frozenset({"b"})),
+        ("a", frozenset()),
+    ]
+    town.found["one"] = AWAY
+    await fleet._look(*fleet._servers.values())
+    assert fleet.backends[1].lanes()[0].lane.models == {"b"}  # not for as long as the first one is away
+    await fleet.aclose()
+
+
 async def test_another_version_starts_new_statistics() -> None:
     """The fingerprint follows kind, version and model."""
     seen = []
@@ -311,7 +331,7 @@ async def test_a_failed_connection_marks_the_lane_and_hurries_the_next_look() ->
     town.looked.clear()
     fleet.lane_failed(lane, UpstreamConnectError("refused"))
     assert fleet.backends[0].lanes()[0].health is Health.UNHEALTHY
-    await town.looked.wait()
-    await asyncio.sleep(0)
-    assert fleet.backends[0].lanes()[0].health is Health.READY
+    while fleet.backends[0].lanes()[0].health is not Health.READY:  # noqa: ASYNC110 - told by no event
+        await asyncio.sleep(0)
+    assert town.looked.is_set()
     await fleet.aclose()
