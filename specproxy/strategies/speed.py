@@ -24,6 +24,7 @@ _STEP_PRIOR = 0.3
 _NEW_PLAIN_VARIANCE = 0.25
 _ALARM_VARIANCE = 0.02
 _ALARM_KEEPS = 0.05
+_OTHERS_KEEP = 0.25  # of other kinds: what has changed on one has probably changed on them
 _PLAIN_CHECKS = 2
 _DOUBT = 1.0  # surprise of the level at which plain is measured once more
 _RECENT = 24
@@ -262,6 +263,7 @@ class SpeedModel:
         self.level.widen(_ALARM_VARIANCE)
         for arms in (self.arms, self.steps):
             if key in arms:
+                arms[key].discount(_OTHERS_KEEP)
                 arms[key].discount(_ALARM_KEEPS, kind)
         if key in self.arms:
             for entry in again[len(again) - min(n, len(again)) :]:
