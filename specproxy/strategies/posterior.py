@@ -33,7 +33,7 @@ _PSEUDO = 8.0  # requests' worth of belief in the nominal spread
 _SQUARE_CAP = 9.0  # a residual beyond three standard deviations counts as three
 _RESIDUAL_CAP = 1.0  # e^1: a single request counts as at most 2.7 times its lane's usual time
 _DEGREES = 4.0
-_MOST_ASKED = 16  # cells whose beliefs are kept up to date
+_MOST_ASKED = 32  # cells whose beliefs are kept up to date
 
 
 @dataclass(frozen=True, slots=True)
