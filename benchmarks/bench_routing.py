@@ -18,7 +18,8 @@ with ``_lo`` and ``_hi`` are the bounds of 90% bootstrap intervals over requests
 - ``replay_error``: tokens a step of the n-gram lane as replayed from token ids, against those that the server
   counted, mean of the absolute relative differences of single requests.
 
-    python -m benchmarks.bench_routing [--part calibrated|smollm2|both] [--requests N] [--controls N] [--seed N]
+    python -m benchmarks.bench_routing [--part calibrated|smollm2|both] [--requests N] [--controls N]
+                                       [--minutes M] [--threads N] [--seed N]
 """
 
 from __future__ import annotations
@@ -92,11 +93,17 @@ def interleave(
     return runs
 
 
-def measure(name: str, proxy: Running, runs: Sequence[tuple[Row, str | None]], console: Console) -> Part:
-    """Send everything, one request at a time; then the requests that are replayed."""
+def measure(
+    name: str, proxy: Running, runs: Sequence[tuple[Row, str | None]], seconds: float, console: Console
+) -> Part:
+    """Send everything, one request at a time, or as much as there is time for; then the requests that are
+    replayed."""
     part = Part(name, [], [], [])
     begun = time.monotonic()
     for i, (row, strategy) in enumerate(runs):
+        if time.monotonic() - begun > seconds:
+            console.print(f"  time is up after {i} of {len(runs)} requests", style="dim", highlight=False)
+            break
         if strategy is None:
             part.routed.append(send(proxy.url, row, stream=i % 2 == 0))
         else:
@@ -202,7 +209,10 @@ def null_ratio(pools: Pools) -> float:
 def figures(part: Part, prefix: str) -> dict[str, float]:
     """All numbers of a part."""
     pools = pools_of(part.controls)
-    routed = [s for s in part.routed if s.tokens >= 2]
+    strategies = {strategy for _, strategy in pools}
+    held = {kind for kind, _ in pools if all((kind, s) in pools for s in strategies)}
+    pools = {key: group for key, group in pools.items() if key[0] in held}
+    routed = [s for s in part.routed if s.tokens >= 2 and s.kind in held]
     found = with_intervals(routed, pools)
     late = compare(routed[len(routed) // 2 :], pools)
     found |= {f"{name}_second_half": value for name, value in late.items()}
@@ -215,8 +225,9 @@ def figures(part: Part, prefix: str) -> dict[str, float]:
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def calibrated_part(requests: int, controls: int, seed: int, threads: int, console: Console) -> Part:
+def calibrated_part(args: argparse.Namespace, seed: int, console: Console) -> Part:
     """The calibrated model on four lanes."""
+    requests, controls, threads = args.requests, args.controls, args.threads
     pair, rng = calibrated(seed), random.Random(seed)
     rows = synthetic.build(pair, requests, rng, max_tokens=TOKENS)
     with tempfile.TemporaryDirectory(prefix="specproxy-routing-") as state:
@@ -225,11 +236,12 @@ def calibrated_part(requests: int, controls: int, seed: int, threads: int, conso
             wanted = len(synthetic.KINDS) * controls * len(proxy.lanes)
             spare = synthetic.build(pair, wanted, rng, max_tokens=TOKENS)
             runs = interleave(rows, spare, list(proxy.lanes), controls, rng)
-            return measure("calibrated model", proxy, runs, console)
+            return measure("calibrated model", proxy, runs, 60 * args.minutes, console)
 
 
-def smollm2_part(requests: int, controls: int, seed: int, threads: int, console: Console) -> Part:
+def smollm2_part(args: argparse.Namespace, seed: int, console: Console) -> Part:
     """SmolLM2-135M in F16 on two lanes, with prompts from the workload generator."""
+    requests, controls, threads = args.requests, max(2, args.controls // 2), args.threads
     kinds = [kind for kind in workload.kinds() if kind != "infill"]
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="specproxy-routing-") as state:
@@ -242,7 +254,7 @@ def smollm2_part(requests: int, controls: int, seed: int, threads: int, console:
             ]
             spare, rest = split(rows, controls * len(proxy.lanes))
             runs = interleave(rest, spare, list(proxy.lanes), controls, rng)
-            return measure("SmolLM2-135M F16", proxy, runs, console)
+            return measure("SmolLM2-135M F16", proxy, runs, 60 * args.minutes, console)
 
 
 def split(rows: Sequence[Row], each: int) -> tuple[list[Row], list[Row]]:
@@ -279,6 +291,7 @@ def main() -> None:
     parser.add_argument("--part", choices=["calibrated", "smollm2", "both"], default="both")
     parser.add_argument("--requests", type=int, default=150, help="routed requests in each part")
     parser.add_argument("--controls", type=int, default=7, help="control prompts of each kind on each lane")
+    parser.add_argument("--minutes", type=float, default=4.5, help="at most so long for the requests of a part")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="0 draws a new one, so that all prompts are fresh")
     args = parser.parse_args()
@@ -289,12 +302,12 @@ def main() -> None:
     begun = time.monotonic()
     found: dict[str, float] = {}
     if args.part in ("calibrated", "both"):
-        part = calibrated_part(args.requests, args.controls, seed, args.threads, console)
+        part = calibrated_part(args, seed, console)
         mine = figures(part, "")
         report(console, part, mine, "")
         found |= mine
     if args.part in ("smollm2", "both"):
-        part = smollm2_part(args.requests, max(2, args.controls // 2), seed, args.threads, console)
+        part = smollm2_part(args, seed, console)
         mine = figures(part, "smollm2_")
         report(console, part, mine, "smollm2_")
         found |= mine
