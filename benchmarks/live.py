@@ -134,7 +134,7 @@ def send(base: str, row: Row, *, stream: bool, strategy: str = "") -> Sample:
     client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, default_headers=pin)
     begun = time.perf_counter()
     kwargs: dict[str, Any] = {"model": "local", **row.request}
-    extra = {k: kwargs.pop(k) for k in ("top_k", "min_p") if k in kwargs}
+    extra = {k: kwargs.pop(k) for k in ("top_k", "min_p", "cache_prompt") if k in kwargs}
     if extra:
         kwargs["extra_body"] = extra
     timings: dict[str, Any] = {}
