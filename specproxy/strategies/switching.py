@@ -79,11 +79,6 @@ class Traffic:
         horizon = self.horizon
         return horizon / (horizon + mean) if runs else 0.0
 
-    def shares(self) -> dict[str, float]:
-        """Share of each workload in recent traffic; sums to 1."""
-        whole = sum(self._shares.values())
-        return {key: value / whole for key, value in self._shares.items()} if whole > 0.0 else {}
-
     def runs(self) -> dict[str, float]:
         """Share of each workload in recent runs; sums to 1."""
         per_run = {key: share / self.expected_run(key) for key, share in self._shares.items()}
