@@ -52,14 +52,17 @@ def due_for_test(model: TargetModel, pricing: Pricing, settings: LearnerSettings
         return None
     room = ledger.room(pricing.request_s, settings.allowance_requests, settings.allowance_share)
     now = ledger.plain_s + ledger.pending_plain_s
-    share = settings.retest_share / max(len(pricing.views) - 1, 1)
+    plain_share = settings.retest_share
+    share = plain_share / max(len(pricing.views) - 1, 1)
     workload, best = pricing.workload, leader.expected_s
     for view in pricing.views:
         cost = view.expected_s - best
         if view is leader or cost <= 0.0 or view.load_s > 0.0:
             continue
         passed = now - model.tested.get((workload, view.key), 0.0)
-        if passed * share >= cost and (view is pricing.plain or view.loss_s <= room):
+        if passed * (plain_share if view is pricing.plain else share) >= cost and (
+            view is pricing.plain or view.loss_s <= room
+        ):
             return view
     return None
 

@@ -147,12 +147,11 @@ class _Spread:
     raised: float = 0.0  # Σ tokens · e^residual
 
     def learn(self, residual: float, square: float, tokens: float, keep: float) -> None:
-        """Take in one residual and its square in nominal variances."""
-        clipped = max(-_RESIDUAL_CAP, min(residual, _RESIDUAL_CAP))
+        """Take in one residual, without a stall, and its square in nominal variances."""
         self.n = self.n * keep + 1.0
         self.squares = self.squares * keep + square
         self.tokens = self.tokens * keep + tokens
-        self.raised = self.raised * keep + tokens * math.exp(clipped)
+        self.raised = self.raised * keep + tokens * math.exp(residual)
 
     def excess(self) -> float:
         """ln of the mean of e^residual, shrunk towards none by `_PSEUDO` requests of average length."""
@@ -364,8 +363,11 @@ class Arm:
         keep = 0.5 ** (1.0 / self.half_life)
         residual = y - belief.mean
         square = residual**2 / (variance + belief.variance)
-        capped = min(square, _SQUARE_CAP * self.noise(kind))
-        self._spreads.setdefault(kind, _Spread()).learn(residual, capped, tokens, keep)
+        noise = self.noise(kind)
+        capped = min(square, _SQUARE_CAP * noise)
+        reach = min(_RESIDUAL_CAP, math.sqrt(_SQUARE_CAP * noise * (variance + belief.variance)))
+        clipped = max(-reach, min(residual, reach))
+        self._spreads.setdefault(kind, _Spread()).learn(clipped, capped, tokens, keep)
         leaf = self._leaves.setdefault(kind, {}).setdefault(temperature, _Leaf(prior))
         return leaf, keep, square
 
