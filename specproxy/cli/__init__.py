@@ -23,6 +23,7 @@ __all__ = ["cli", "main"]
 COMMANDS = {
     "start": ("specproxy.cli.start", "start", "Run the proxy."),
     "status": ("specproxy.cli.status", "status", "Show what a running proxy has learned."),
+    "top": ("specproxy.cli.top", "top", "Watch a running proxy."),
     "explain": (
         "specproxy.cli.explain",
         "explain",

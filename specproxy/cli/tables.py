@@ -11,7 +11,7 @@ from rich.text import Text
 
 from specproxy.cli.text import duration, number, percent, size, survey_lines, upstream_line
 
-__all__ = ["print_decision", "print_status"]
+__all__ = ["lanes_table", "legend", "print_decision", "print_status", "workloads_table"]
 
 WIDE = 76  # columns from which intervals and notes have room
 HEALTH_STYLE = {
@@ -30,13 +30,13 @@ def print_status(data: Row, *, by_temperature: bool = False) -> None:
     console = Console(highlight=False)
     _print_head(console, data)
     if data["lanes"]:
-        console.print(_lanes_table(data["lanes"], console.width))
+        console.print(lanes_table(data["lanes"], console.width))
         console.print()
     rows = data["workloads"] if by_temperature else data["kinds"]
     if rows:
-        console.print(_workloads_table(rows, console.width))
+        console.print(workloads_table(rows, console.width))
         console.print()
-        console.print(_legend(data), style="dim")
+        console.print(legend(data), style="dim")
     else:
         console.print("No request has been measured yet.")
 
@@ -76,7 +76,8 @@ def _table(*columns: tuple[str, str]) -> Table:
     return table
 
 
-def _lanes_table(lanes: list[Row], width: int) -> Table:
+def lanes_table(lanes: list[Row], width: int) -> Table:
+    """Each lane with its health, for a terminal `width` columns wide."""
     columns = [
         ("Lane", "left"),
         ("Strategy", "left"),
@@ -101,7 +102,8 @@ def _lanes_table(lanes: list[Row], width: int) -> Table:
     return table
 
 
-def _workloads_table(rows: list[Row], width: int) -> Table:
+def workloads_table(rows: list[Row], width: int) -> Table:
+    """What was measured of each lane on each kind of request, those with most requests first."""
     speed = "Speed vs plain" if width >= WIDE else "vs plain"
     columns = [("Workload", "left"), ("Lane", "left"), ("n", "right"), ("Share", "right"), ("Accept", "right")]
     table = _table(*columns, ("tok/s", "right"), (speed, "right"))
@@ -135,7 +137,8 @@ def _speed(row: Row, wide: bool) -> Text:
     return text
 
 
-def _legend(data: Row) -> str:
+def legend(data: Row) -> str:
+    """What the speeds mean, and the time that was saved so far."""
     saved = data["saved_s"]
     verb = "saved" if saved >= 0 else "lost"
     return (
