@@ -105,6 +105,7 @@ class Admin:
     def _page(self, _call: _Call) -> Reply:
         page = resources.files("specproxy.proxy").joinpath("page.html").read_bytes()
         policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        policy += "; img-src data:"  # the empty icon, without which browsers ask for /favicon.ico
         headers = (
             ("Content-Security-Policy", f"{policy}; frame-ancestors 'none'"),
             ("Cache-Control", "no-cache"),
