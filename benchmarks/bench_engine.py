@@ -235,11 +235,13 @@ def bytes_a_token(model: Path) -> int:
 def bench_steps(figures: Figures, pair: CalibratedPair, threads: int, tokens: int) -> None:
     """What a plain step costs besides llama_decode, and how near it comes to the memory's speed."""
     prompt = "please write " + pair.marker("json", 1)
+    before = read_bandwidth(threads)
     shares = asyncio.run(python_share(pair.target, threads, prompt, tokens))
     outside, whole = sorted(shares)[len(shares) // 2]
     print(f"a plain step: {whole:.2f} ms, {outside:.3f} ms of it outside llama_decode", flush=True)
     figures.set("python_ms_per_step", outside)
-    if (bandwidth := read_bandwidth(threads)) is not None:
+    if before is not None:
+        bandwidth = max(before, read_bandwidth(threads) or 0.0)
         used = bytes_a_token(pair.target) * 1000 / whole
         print(f"memory: {used / 1e9:.1f} of {bandwidth / 1e9:.1f} GB/s read for weights", flush=True)
         figures.set("bandwidth_share", used / bandwidth)

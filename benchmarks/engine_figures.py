@@ -75,7 +75,7 @@ class Figures:
 
     def set(self, key: str, value: float) -> None:
         """A value of its own."""
-        self._values[key] = value
+        self._values[key] = round(value, 4)
 
     def show(self, name: str) -> None:
         """Print one comparison."""

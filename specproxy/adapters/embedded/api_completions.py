@@ -74,7 +74,7 @@ async def _all(service: Service, call: Call, works: Sequence[Work]) -> AsyncGene
         each = call if i == 0 else replace(call, request_id=f"{call.request_id}/{i}")
         async with aclosing(parts(service.run(each, work), work.n, OutputParser)) as stream:
             async for part in stream:
-                yield replace(part, index=base + part.index)
+                yield replace(part, index=base + part.index) if base else part
         base += work.n
 
 

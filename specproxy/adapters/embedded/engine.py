@@ -312,6 +312,10 @@ class LlamaEngine:
         if not self._outbox:
             return
         outbox, self._outbox = self._outbox, []
+        if len(outbox) == 1:  # one stream, one token: the time between two decodes is dear
+            ((only, event),) = outbox
+            _call(only.loop, partial(only.put, event))
+            return
         for loop in {stream.loop for stream, _ in outbox}:
             batch = [(stream, event) for stream, event in outbox if stream.loop is loop]
             _call(loop, partial(_put, batch))
