@@ -46,6 +46,7 @@ NO_FIELD = {
 class Standing:
     """All that the rung of one server depends on. `field` says, as a clause, what came of the request field.
 
+    `peers` are other servers with the same model that decode in another way, as (URL, strategy).
     `plan` is of lanes beside it, `offered` whether requests may go to them yet, `trouble` why there are none
     although they were wanted.
     """
@@ -55,6 +56,7 @@ class Standing:
     model: ServedModel | None = None
     weights: Weights | None = None
     consent: bool = False
+    peers: tuple[tuple[str, str], ...] = ()
     plan: ManagedPlan | None = None
     offered: bool = True
     trouble: str = ""
@@ -114,6 +116,10 @@ def climb(at: Standing) -> Rung | None:
         return Rung(1, "a request field", at.field + more)
     if at.plan is not None and at.plan.lanes:
         return _beside(at, at.plan)
+    if at.peers and at.model is not None:
+        others = ", ".join(f"{strategy} at {url}" for url, strategy in at.peers)
+        own = own_strategy(at.model, at.weights).name
+        return Rung(2, "several servers", f"{own} here, {others}, on the same model")
     why = f"there is nothing to choose from yet, so it is measured: {'; '.join(_missing(at))}"
     return Rung(4, "observe", why, tuple(_advice(at)))
 

@@ -200,6 +200,8 @@ class Sidecar:
                     self._take(server, result)
             except Exception:
                 log.exception("looking at an upstream failed", url=server.upstream.url)
+        for server in servers:
+            self._stand(server)  # once more, now that its peers are known
 
     async def _ask(self, server: Server) -> ProbeResult | None:
         """What is at a server now, with its model surveyed; None where that cannot be told."""
@@ -313,12 +315,26 @@ class Sidecar:
                 upstream.model,
                 server.weights,
                 consent=self._make_beside is not None,
+                peers=self._peers(server),
                 plan=beside.plan if beside is not None else None,
                 offered=beside is not None and beside.backend is not None,
                 trouble=beside.trouble if beside is not None else "",
                 field=self._field_note(server),
                 by_field=any(s.lane.control is Control.REQUEST for s in server.backend.lanes()),
             )
+        )
+
+    def _peers(self, server: Server) -> tuple[tuple[str, str], ...]:
+        """Other servers that have the same model and decode it in another way."""
+        own = {(s.lane.target, s.lane.strategy.name) for s in server.backend.lanes()}
+        targets = {target for target, _ in own}
+        return tuple(
+            (other.upstream.url, status.lane.strategy.name)
+            for other in self._servers.values()
+            for status in other.backend.lanes()
+            if other.upstream.found.reachable
+            and status.lane.target in targets
+            and (status.lane.target, status.lane.strategy.name) not in own
         )
 
     def _server(self, url: str) -> Server:

@@ -147,6 +147,13 @@ def test_lanes_beside_a_server_are_rung_two() -> None:
     assert any("8192 tokens of context" in line for line in found.advice)
 
 
+def test_several_servers_with_one_model_are_lanes_of_it() -> None:
+    """They are a choice already; lanes of our own beside them come first."""
+    at = replace(LONE, peers=(("http://127.0.0.1:9", "mtp"),))
+    assert rung(at) == Rung(2, "several servers", "plain here, mtp at http://127.0.0.1:9, on the same model")
+    assert rung(replace(at, plan=planned("ngram"))).name == "further lanes"
+
+
 def test_lanes_that_were_wanted_and_could_not_be_had() -> None:
     """Rung 4 with the reason: nothing fits, or nothing could be planned."""
     none = planned(refused=(Refusal("ngram", "needs 9 MiB of memory, 1 MiB are left"),))

@@ -95,6 +95,22 @@ async def test_of_several_llama_servers_the_first_takes_what_nobody_names() -> N
     await fleet.aclose()
 
 
+async def test_servers_with_the_same_model_are_a_choice() -> None:
+    """Each is told of the other, if that decodes in another way."""
+    drafting = ServedModel("a", drafting=True)
+    town = Town(one=serving("a"), two=ProbeResult(True, "llama-server", "b1", ("a",), served=(drafting,)))
+    fleet = await started(town, "one", "two")
+    rungs = [upstream.rung for upstream in fleet.upstreams]
+    assert [rung and (rung.number, rung.why) for rung in rungs] == [
+        (2, "plain here, server at http://two, on the same model"),
+        (2, "server here, plain at http://one, on the same model"),
+    ]
+    town.found["two"] = AWAY
+    await fleet._look(*fleet._servers.values())
+    assert [upstream.rung and upstream.rung.number for upstream in fleet.upstreams] == [4, None]
+    await fleet.aclose()
+
+
 async def test_another_version_starts_new_statistics() -> None:
     """The fingerprint follows kind, version and model."""
     seen = []
