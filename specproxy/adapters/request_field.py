@@ -37,10 +37,10 @@ async def try_field(transport: HttpTransport) -> Finding:
     Decodes at most `TOKENS` tokens twice, and nothing on a server that is busy or does not say.
     """
     try:
-        status, slots = await get_json(transport.open, "/slots")
+        _, slots = await get_json(transport.open, "/slots")
     except BackendError:
         return Finding.BUSY
-    if status != 200 or not isinstance(slots, list) or any(_busy(slot) for slot in slots):
+    if not isinstance(slots, list) or not slots or any(_busy(slot) for slot in slots):
         return Finding.BUSY
     try:
         usual = await _drafted(transport, {})

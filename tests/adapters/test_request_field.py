@@ -36,7 +36,7 @@ async def test_without_a_draft_there_is_nothing_to_compare() -> None:
     assert server.asked.count("POST /completion") == 1
 
 
-@pytest.mark.parametrize("slots", [[{"is_processing": True}], [{}], "odd", (501, {"error": "off"})])
+@pytest.mark.parametrize("slots", [[{"is_processing": True}], [{}], [], "odd", (501, {"error": "off"})])
 async def test_a_server_that_is_busy_or_does_not_say_decodes_nothing(slots: object) -> None:
     server = fake_llama_server(speculative=True, honours=True)
     server.routes["GET /slots"] = slots
