@@ -31,6 +31,9 @@ FLAGS = {
 
 BEST_KIND, WORTHWHILE = "code_edit", 1.05  # advice is given from this speed on, on the kind that gains most
 
+NOT_TO_REPEAT = frozenset({"--spec-type", "--api-key", "--hf-token", "-hft"})
+"""Flags that keep a command line from being given back as advice: secrets, and what would clash."""
+
 NO_RELOAD = "switching by reloading the model is not in this version yet"
 NO_FIELD = {
     "llama-server": "no request field can switch on a drafter that is not loaded",
@@ -192,7 +195,7 @@ def _restart(model: ServedModel, weights: Weights, facts: LaneFacts) -> Iterator
     if _speed(strategy, facts, BEST_KIND) < WORTHWHILE:
         return
     started = weights.listener.command if weights.listener is not None else ()
-    known = bool(started) and "--spec-type" not in started
+    known = bool(started) and NOT_TO_REPEAT.isdisjoint(word.partition("=")[0] for word in started)
     command = started if known else ("llama-server", "-m", str(weights.facts.path))
     yield (
         f"For drafts by this server itself, for every request alike ({_gain(strategy, facts)}), start it so:\n"

@@ -79,6 +79,15 @@ def test_a_server_can_be_started_so_that_it_drafts() -> None:
     assert "by rule of thumb" in rung(known).advice[2]
 
 
+@pytest.mark.parametrize("secret", [("--api-key", "s3cret"), ("--api-key=s3cret",), ("-hft", "s3cret")])
+def test_a_command_line_with_a_secret_is_not_given_back(secret: tuple[str, ...]) -> None:
+    """It would end up in the status and on the terminal."""
+    started = Listener(("/opt/llama-server", "-m", "m.gguf", *secret), Path("/my models"))
+    at = replace(LONE, weights=replace(WEIGHTS, listener=started))
+    assert commands(at)[2][:3] == ["llama-server", "-m", "/my models/m.gguf"]
+    assert "s3cret" not in str(rung(at))
+
+
 def test_no_gain_is_promised_where_none_is_expected() -> None:
     """Drafting on a fast mixture of experts brings little: nobody is told to restart a server for that."""
     moe = Weights(
