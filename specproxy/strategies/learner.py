@@ -142,8 +142,10 @@ class Learner:
         best: tuple[float, Lane] | None = None
         for group in model.movable.values():
             resident = next((s.lane for s in lanes if s.resident and s.lane in group), None)
-            for lane in group if resident is not None else ():
-                gain = worth[resident.id] - worth[lane.id] if resident is not None else 0.0
+            if resident is None:
+                continue
+            for lane in group:
+                gain = worth[resident.id] - worth[lane.id]
                 if gain > 0.5 * lane.load_s and (best is None or gain > best[0]):
                     best = gain, lane
         return best[1] if best is not None else None
