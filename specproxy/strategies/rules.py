@@ -84,11 +84,13 @@ def available(situation: Situation) -> tuple[LaneStatus, ...]:
     Raises:
         LaneUnavailable: there is none.
     """
-    ready = tuple([s for s in situation.lanes if s.health is Health.READY])
+    ready = [s for s in situation.lanes if s.health is Health.READY]
+    if len(ready) == len(situation.lanes) > 0:
+        return situation.lanes
     if not ready:
         states = ", ".join(f"{s.lane.id} is {s.health}" for s in situation.lanes) or "no lane serves this model"
         raise LaneUnavailable("no lane can take the request now", hint=states)
-    return ready
+    return tuple(ready)
 
 
 def apply_rules(situation: Situation, lanes: tuple[LaneStatus, ...] | None = None) -> Decision | Narrowed:
