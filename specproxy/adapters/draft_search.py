@@ -49,8 +49,7 @@ def find_drafts(target: ModelFacts, files: Iterable[tuple[str, Path]]) -> tuple[
             draft = read_facts(path)
         except (OSError, ModelFileError):
             continue
-        if draft.digest != target.digest:
-            found.setdefault(draft.digest, _candidate(name, target, draft))
+        found.setdefault(draft.digest, _candidate(name, target, draft))
     return tuple(sorted(found.values(), key=lambda c: (not c.fits, not c.same_family, abs(c.share - 0.1))))
 
 

@@ -112,6 +112,14 @@ def test_leading_tokens_that_are_not_in_the_text_are_skipped() -> None:
     assert (fork.token, fork.judgement) == (3, Judgement.TIE)
 
 
+def test_plain_may_say_something_else_behind_the_fork() -> None:
+    """It is not quite steady itself; what counts is that it came to the fork on the same way."""
+    ran = Position(b" ran", -0.3, ((b" ran", -0.3), (b" sat", -0.4)))
+    fork = judge(0, PLAIN, b"the dog sat", (*positions(0.2)[:2], ran))
+    assert fork is not None
+    assert (fork.token, fork.judgement) == (1, Judgement.TIE)
+
+
 @pytest.mark.parametrize(
     "told",
     [
