@@ -66,11 +66,11 @@ class LaneUnderTest:
     "--lane", "only", multiple=True, metavar="ID", help="Lane or strategy to verify; repeatable. Default: all."
 )
 @click.option(
-    "--tokens", "max_tokens", type=click.IntRange(1), default=MAX_TOKENS, show_default=True,
+    "--tokens", "max_tokens", type=click.IntRange(1), default=MAX_TOKENS, show_default=True, metavar="N",
     help="Longest answer to compare, in tokens.",
 )  # fmt: skip
 @click.option(
-    "--tie", "tie_gap", type=click.FloatRange(0), default=TIE_GAP, show_default=True,
+    "--tie", "tie_gap", type=click.FloatRange(0), default=TIE_GAP, show_default=True, metavar="NATS",
     help="Log-probability gap (nats) up to which two tokens count as tied.",
 )  # fmt: skip
 @url_option
