@@ -12,7 +12,7 @@ WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-embedded test test-unit lint format clean \
-	bench-proxy bench-classify bench-learner bench-routing bench-engine
+	bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ bench-routing: $(BASE) ## What routing gains on real lanes (about 10 minutes)
 
 bench-engine: $(ENGINE) ## The embedded engine against llama-server, over HTTP
 	@$(RUN) -m benchmarks.bench_engine
+
+bench-auto: $(ENGINE) ## The engine's auto against every fixed strategy and length
+	@$(RUN) -m benchmarks.bench_auto
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise, repeat
 
 from specproxy.adapters.embedded.controller import PLAIN, Plan, StepOutcome, StepView
 from specproxy.records import EnginePriors
@@ -23,6 +23,7 @@ CURVE = ((1, 1.0), (2, 1.15), (3, 1.25), (4, 1.55), (5, 1.62), (6, 1.78), (8, 2.
 GUESS = {"mtp": 0.12, "draft": 0.15}  # cost of one guess, in plain steps
 PRIOR = {"mtp": 0.65, "draft": 0.65}  # first guess's chance of being right
 FALL = 0.95  # of it, from position to position
+COPIES = tuple(min(0.95, 0.45 + 0.07 * i) for i in range(16))  # a copied token's, by length of the match
 WEIGHT, MOST_WEIGHT = 4.0, 24.0  # of priors, in tokens: of ours, and at most of the learner's
 SHRINK = 3.0  # measurements at one width that count as much as the curve's shape
 RATE = 0.1  # of a measurement in a running mean
@@ -30,6 +31,8 @@ OUTLIER = 3.0  # times the mean: a step that was interrupted by something else
 MEMORY, IDLE_MEMORY = 0.96, 0.995  # what remains of counts after a step that shows something, and after another
 STAY = 1.03  # times as good another plan has to be; the cost curve is a staircase
 FIRST_TRIAL, LAST_TRIAL, AGAIN = 16, 512, 2  # steps between trials of a drafter
+UNTRIED = 4  # steps until a drafter is tried at all
+LATE = 8  # tokens to catch up with that make a drafter's time say nothing about a guess
 TRIAL = 2  # tokens
 
 
@@ -59,7 +62,7 @@ class StepCosts:
 
     def learn(self, outcome: StepOutcome) -> None:
         """Take in a step that no other sequence shared."""
-        if outcome.seconds is None:
+        if outcome.seconds is None or outcome.late > LATE:
             return
         width, seconds = 1 + outcome.drafted, outcome.seconds - outcome.draft_seconds
         self._widths.setdefault(width, _Mean()).add(seconds)
@@ -106,19 +109,26 @@ def _shape(width: int) -> float:
 class Acceptance:
     """Chances that guesses are right, by a key (a draft position, or a match length), as forgetting counts.
 
-    `priors` are (accepted, tried) pseudo-counts by key, which stay; what lies behind the last one is like the
-    last one. `counts` are such that may be forgotten.
+    `expected` are chances by key to start from; what lies behind the last one is like the last one. `counts`
+    are (accepted, tried) by key.
     """
 
-    priors: Sequence[tuple[float, float]]
+    expected: Sequence[float]
     counts: list[list[float]] = field(default_factory=list)
 
-    def chance(self, key: int) -> float:
-        """Of the guess at this key."""
-        accepted, tried = self.priors[min(key, len(self.priors) - 1)]
-        if key < len(self.counts):
-            accepted, tried = accepted + self.counts[key][0], tried + self.counts[key][1]
-        return accepted / tried
+    def chance(self, key: int, expected: float | None = None) -> float:
+        """Of the guess at this key; `expected` replaces what was expected at first."""
+        if expected is None:
+            expected = self.expected[min(key, len(self.expected) - 1)]
+        accepted, tried = self.counts[key] if key < len(self.counts) else (0.0, 0.0)
+        return (WEIGHT * expected + accepted) / (WEIGHT + tried)
+
+    def chances(self) -> Iterator[float]:
+        """By draft position: each is expected to be a little below the one before, as far as that is known."""
+        chance = self.chance(0)
+        for position in count(1):
+            yield chance
+            chance = self.chance(position, FALL * chance)
 
     def add(self, key: int, accepted: float, tried: float) -> None:
         """Count guesses at a key."""
@@ -129,16 +139,16 @@ class Acceptance:
 
     def fade(self, by: float) -> None:
         """Forget a little."""
-        for count in self.counts:
-            count[0] *= by
-            count[1] *= by
+        for pair in self.counts:
+            pair[0] *= by
+            pair[1] *= by
 
 
 @dataclass(slots=True)
 class _Trial:
     """When a drafter that is not in use is tried again, in steps."""
 
-    wait: int = FIRST_TRIAL
+    wait: int = UNTRIED
     since: int = 0
 
 
@@ -156,9 +166,9 @@ class AutoController:
         self._shortest = shortest
         given = priors.acceptance if priors is not None else {}
         self._guesses = {
-            name: Acceptance(_falling(first), _capped(given.get(name, ()))) for name, first in PRIOR.items()
+            name: Acceptance([first], _capped(given.get(name, ()))) for name, first in PRIOR.items()
         }
-        self._copies = Acceptance(_rising(), _capped(priors.match_acceptance if priors is not None else ()))
+        self._copies = Acceptance(COPIES, _capped(priors.match_acceptance if priors is not None else ()))
         self._trials = {name: _Trial() for name in PRIOR}
         self._last = PLAIN
 
@@ -219,28 +229,21 @@ class AutoController:
             if name == "ngram" and not view.match_length:
                 continue
             right, tokens = 1.0, 1.0
-            for length in range(1, min(view.limits[name], view.room) + 1):
-                right *= self._chance(name, view.match_length, length - 1)
+            lengths = range(1, min(view.limits[name], view.room) + 1)
+            for length, chance in zip(lengths, self._chances(name, view.match_length), strict=False):
+                right *= chance
                 tokens += right
                 seconds = costs.verify(view.streams + length) + length * costs.guess(name)
                 yield Plan(name, length), (others + tokens) / seconds
 
-    def _chance(self, name: str, match_length: int, position: int) -> float:
+    def _chances(self, name: str, match_length: int) -> Iterator[float]:
+        """That each further token of a draft is right, if those before it are."""
         if name == "ngram":
-            return self._copies.chance(max(0, match_length - self._shortest))
-        return self._guesses[name].chance(position)
+            return repeat(self._copies.chance(max(0, match_length - self._shortest)))
+        return self._guesses[name].chances()
 
 
 def _capped(counts: Sequence[tuple[float, float]]) -> list[list[float]]:
     """The learner's counts, with a weight that this request's own text can outvote."""
     scales = [min(1.0, MOST_WEIGHT / tried) if tried > 0 else 0.0 for _, tried in counts]
     return [[accepted * scale, tried * scale] for (accepted, tried), scale in zip(counts, scales, strict=True)]
-
-
-def _falling(first: float) -> tuple[tuple[float, float], ...]:
-    return tuple((WEIGHT * first * FALL**i, WEIGHT) for i in range(16))
-
-
-def _rising() -> tuple[tuple[float, float], ...]:
-    """The longer the match, the surer its continuation."""
-    return tuple((WEIGHT * min(0.95, 0.45 + 0.07 * i), WEIGHT) for i in range(16))

@@ -41,7 +41,8 @@ class StepOutcome:
     """What became of a plan. `seconds` is the whole step's time, None where other sequences shared it.
 
     `copied` is how many tokens of the n-gram drafter's proposal this step has shown to be right or wrong,
-    whoever drafted, and `agreed` how many of those were right from the first one on.
+    whoever drafted, and `agreed` how many of those were right from the first one on. `late` is how many tokens
+    the drafter had to catch up with before it could guess.
     """
 
     plan: Plan
@@ -52,6 +53,7 @@ class StepOutcome:
     draft_seconds: float = 0.0
     copied: int = 0
     agreed: int = 0
+    late: int = 0
 
 
 class Controller(Protocol):

@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float32]
 Event = TokenEvent | Finished | SpecproxyError
 
 MTP_GAP = 256  # prompt tokens
-LAZY_ROWS = 32  # hidden rows that may wait before the MTP cache is brought in step
+LAZY_ROWS = 128  # hidden rows that may wait before the MTP cache is brought in step
 FEW_ROWS = 8  # hidden rows that are not worth a decode when a sequence ends
 
 
@@ -217,7 +217,7 @@ class Scheduler:
 
     def _plan(self, sequence: Sequence, streams: int) -> None:
         sequence.draft, sequence.draft_seconds, sequence.match_length = [], 0.0, 0
-        sequence.plan, sequence.copied = PLAIN, []
+        sequence.plan, sequence.copied, sequence.late = PLAIN, [], 0
         room = min(
             sequence.limit - sequence.n_output - 1, self._runtime.per_sequence - len(sequence.tokens) - 1
         )
@@ -250,6 +250,7 @@ class Scheduler:
             for sequence in decoding:
                 if sequence.plan.drafter != name:
                     continue
+                sequence.late = drafter.missing(sequence)
                 if drafter.missing(sequence) > most:
                     budget = options.batch if len(decoding) == 1 else options.prefill_share
                     drafter.catch_up(sequence, keep=1, budget=budget)

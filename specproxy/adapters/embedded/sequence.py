@@ -182,6 +182,7 @@ class Sequence:
         self.draft: list[int] = []
         self.copied: list[int] = []  # what the n-gram drafter proposes, whoever drafts
         self.draft_seconds = 0.0
+        self.late = 0  # tokens that the drafter lacked before this step
         self.match_length = 0
         self.load_ms = 0.0
         self._vocabulary = vocabulary
@@ -276,6 +277,7 @@ class Sequence:
             self.draft_seconds,
             copied=min(len(self.copied), len(new)),
             agreed=agreed,
+            late=self.late,
         )
 
     def _logprob(self, token: int, row: Floats, alternatives: int) -> TokenLogprob:

@@ -243,9 +243,32 @@ def test_an_interrupted_step_does_not_upset_the_costs() -> None:
     assert costs.verify(1) <= 1.2 * before
 
 
+def test_catching_up_is_not_taken_for_the_cost_of_a_guess() -> None:
+    """A drafter's first proposal goes through the whole prompt."""
+    costs = StepCosts()
+    costs.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S))
+    before = costs.guess("draft")
+    plan = Plan("draft", 2)
+    costs.learn(StepOutcome(plan, 0, 2, 2, 1.03, draft_seconds=1.0, late=900))
+    assert costs.guess("draft") == before
+    costs.learn(StepOutcome(plan, 0, 2, 2, 0.045, draft_seconds=0.02, late=3))
+    assert costs.guess("draft") > before
+
+
+def test_good_guesses_make_longer_drafts_likely() -> None:
+    """A position that was never tried is judged by those before it."""
+    acceptance = Acceptance([0.6])
+    before = list(zip(range(4), acceptance.chances(), strict=False))[3][1]
+    for _ in range(30):
+        acceptance.add(0, 1, 1)
+        acceptance.add(1, 1, 1)
+    after = list(zip(range(4), acceptance.chances(), strict=False))[3][1]
+    assert before < 0.6 < 0.8 < after
+
+
 def test_a_million_steps_leave_the_counts_sound() -> None:
     """Forgetting keeps them small, and chances between 0 and 1."""
-    acceptance = Acceptance([(2.0, 4.0)])
+    acceptance = Acceptance([0.5])
     for i in range(1_000_000):
         acceptance.fade(0.96)
         acceptance.add(0, i % 4 > 0, 1)
