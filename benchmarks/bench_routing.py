@@ -20,7 +20,7 @@ the bounds of 90% bootstrap intervals over trials. Times are end to end:
   counted, mean of the absolute relative differences of single requests.
 
     python -m benchmarks.bench_routing [--part calibrated|smollm2|both] [--requests N] [--every N]
-                                       [--minutes M] [--threads N] [--seed N]
+                                       [--minutes M] [--embd N] [--layers N] [--threads N] [--seed N]
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def figures(part: Part, prefix: str) -> dict[str, float]:
 
 def calibrated_part(args: argparse.Namespace, seed: int, console: Console) -> Part:
     """The calibrated model on four lanes."""
-    pair = calibrated(seed)
+    pair = calibrated(seed, embd=args.embd, layers=args.layers)
     rows = synthetic.build(pair, args.requests, random.Random(seed), max_tokens=TOKENS)
     with tempfile.TemporaryDirectory(prefix="specproxy-routing-") as state:
         models = ["--model", str(pair.target), "--draft", str(pair.draft)]
@@ -227,6 +227,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=150, help="routed requests in each part")
     parser.add_argument("--every", type=int, default=3, help="one of so many is sent to every lane too")
     parser.add_argument("--minutes", type=float, default=4.5, help="at most so long for the requests of a part")
+    parser.add_argument(
+        "--embd", type=int, default=1024, help="width of the calibrated model; 512 for slow machines"
+    )
+    parser.add_argument("--layers", type=int, default=16, help="of the calibrated model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="0 draws a new one, so that all prompts are fresh")
     args = parser.parse_args()
