@@ -34,7 +34,7 @@ def recent(count: int = 30) -> list[dict[str, Any]]:
 
 
 def data() -> dict[str, Any]:
-    event = {"at": 1.0, "kind": "drift", "message": "ngram got slower", "subject": "ngram"}
+    event = {"at": 1.0, "kind": "drift", "message": "got slower", "subject": "ngram"}
     shown = status() | {"events": [event]}
     shown["requests"]["in_flight"] = 3
     return shown
@@ -53,9 +53,20 @@ def test_it_fits_any_width(width: int) -> None:
     text = drawn(TopView(data(), recent(5)), width)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
-    for part in ("3 in flight", "unhealthy"[: width // 8], "drift: ngram got slower", "Workload", " 101 "):
+    for part in ("3 in flight", "unhealthy"[: width // 8], "drift ngram: got slower", "Workload", " 101 "):
         assert part in flat
     assert ("exploit" in flat or "expected" in flat) or width < 76
+
+
+def test_long_lane_names_leave_room_for_figures() -> None:
+    """Names are cut, times and numbers are not; an event without words is its kind and subject."""
+    rows = [
+        row | {"lane": "ngram+draft", "tok_s": 4567.8, "workload": "json_schema/greedy"} for row in recent(3)
+    ]
+    event = {"at": 2.0, "kind": "lane_ready", "message": "", "subject": "mtp"}
+    text = drawn(TopView(data() | {"events": [event]}, rows), 80)
+    assert len(re.findall(r"^\d\d:\d\d:\d\d .* 4567\.8 .*70%", text, re.M)) == 3
+    assert "lane_ready mtp\n" in text.replace(" \n", "\n")
 
 
 def test_it_is_cut_to_the_height() -> None:

@@ -50,7 +50,7 @@ class TopView:
                 Text(legend(self._status), style="dim"),
                 Text(),
             ]
-        parts += [Text(f"{event['kind']}: {event['message']}", style="yellow") for event in self._events()]
+        parts += [Text(_sentence(event), style="yellow") for event in self._events()]
         if self._recent:
             parts.append(_recent_table(self._recent, width))
         else:
@@ -78,14 +78,19 @@ class TopView:
         return sorted(events, key=lambda event: -event["at"])[:2]
 
 
+def _sentence(event: Row) -> str:
+    what = f"{event['kind']} {event['subject']}".strip()
+    return f"{what}: {event['message']}" if event["message"] else what
+
+
 def _recent_table(rows: list[Row], width: int) -> Table:
     """The latest requests; the reason of each decision where there is room."""
     wide, timed = width >= WIDE, width >= NARROW
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in (*(("When",) if timed else ()), "Workload", "Lane"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=8 if name == "When" else 5)
     for name in ("Tokens", "tok/s", *(("Accept",) if wide else ())):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=6)
     table.add_column("Why" if wide else "Outcome", no_wrap=True, overflow="ellipsis", ratio=1)
     for row in rows:
         outcome = "" if row["outcome"] == "complete" else row["outcome"]
