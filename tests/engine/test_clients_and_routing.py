@@ -8,6 +8,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -31,14 +33,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
 @pytest.fixture(scope="module")
 def proxy(pair: CalibratedPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """`specproxy start` with four managed lanes."""
-    state = tmp_path_factory.mktemp("state")
-    with started(
-        ["--model", str(pair.target), "--draft", str(pair.draft), "--ctx", "2048"],
-        state=state,
-        console=Console(quiet=True),
-        threads=1,
-    ) as running:
+    with four_lanes(pair, tmp_path_factory.mktemp("state")) as running:
         yield running
+
+
+def four_lanes(pair: CalibratedPair, state: Path, *more: str) -> AbstractContextManager[Running]:
+    """`specproxy start` on the pair, one thread a lane."""
+    models = ["--model", str(pair.target), "--draft", str(pair.draft), "--ctx", "2048"]
+    return started([*models, *more], state=state, console=Console(quiet=True), threads=1)
 
 
 def test_all_lanes_come_up(proxy: Running) -> None:
@@ -114,12 +116,19 @@ def test_an_unknown_strategy_is_refused_in_the_clients_dialect(proxy: Running) -
         )
 
 
-def test_routing_finds_what_is_fastest(proxy: Running, pair: CalibratedPair) -> None:
-    """Text that repeats goes to n-gram, and JSON to a lane with a model's drafts, after some tries of each."""
+def test_routing_finds_what_is_fastest(pair: CalibratedPair, tmp_path: Path) -> None:
+    """Text that repeats goes to n-gram, and JSON to a lane with a model's drafts, after some tries of each.
+
+    More may be spent on finding out than by default, and nothing was learned before, so that thirty requests of
+    a kind are enough whatever the first tries happen to show.
+    """
+    config = tmp_path / "config.yaml"
+    config.write_text("learner: {allowance_requests: 5}")
     rows = [r for r in synthetic.build(pair, 150, random.Random(3)) if r.kind in ("json", "code_edit")]
     chosen: dict[str, list[str]] = {"json": [], "code_edit": []}
-    for row in rows:
-        chosen[row.kind].append(send(proxy.url, row, stream=True).strategy)
+    with four_lanes(pair, tmp_path, "--config", str(config)) as proxy:
+        for row in rows:
+            chosen[row.kind].append(send(proxy.url, row, stream=True).strategy)
     late = {kind: Counter(names[len(names) // 2 :]) for kind, names in chosen.items()}
     assert late["code_edit"].most_common(1)[0][0] == "ngram", late
     assert late["json"]["mtp"] + late["json"]["draft"] > sum(late["json"].values()) / 2, late
