@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
-from specproxy.adapters.base import Headers, UpstreamRequest
+from specproxy.adapters.base import Backend, Headers, UpstreamRequest
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import (
     BackendError,
@@ -98,9 +98,16 @@ class Forwarder:
     # --- routed ---
 
     async def _route(self, call: Call, facts: RequestFacts, body: bytes, now: float) -> None:
-        ticket = self._router.route(facts, pin=call.inbound.pin, now=now)
+        sole = self._router.sole(facts, call.inbound.pin)
+        early = self._begin_early(call, body, *sole) if sole is not None else None
+        try:
+            ticket = self._router.route(facts, pin=call.inbound.pin, now=now)
+        except BaseException:
+            if early is not None and early.exchange is not None:
+                early.exchange.abort()
+            raise
         del facts  # holds the prompt
-        await self._observed(call, ticket, partial(self._try_lanes, call, ticket, body))
+        await self._observed(call, ticket, partial(self._try_lanes, call, ticket, body, early))
 
     async def _observed(
         self, call: Call, ticket: Ticket, run: Callable[[list[Attempt]], Awaitable[None]]
@@ -124,10 +131,20 @@ class Forwarder:
         finally:
             self._conclude(call, ticket, tried[-1] if tried else None, outcome, status)
 
-    async def _try_lanes(self, call: Call, ticket: Ticket, body: bytes, tried: list[Attempt]) -> None:
+    def _begin_early(self, call: Call, body: bytes, backend: Backend, lane: Lane) -> Attempt:
+        """Send a request to the only lane before its kind is worked out: the server starts meanwhile."""
+        attempt = Attempt(call.response, tap=self._tap(call, lane))
+        attempt.begin(partial(backend.open, _unread(call, lane, body, True), lane))
+        return attempt
+
+    async def _try_lanes(
+        self, call: Call, ticket: Ticket, body: bytes, early: Attempt | None, tried: list[Attempt]
+    ) -> None:
         """Run on the chosen lane, and once more on plain if that fails before the client has seen a byte."""
         may_retry = ticket.plain is not None
-        tried.append(self._attempt(call, ticket, body, hold_errors=may_retry))
+        if early is not None:
+            early.extra = _explain(ticket, perf_counter())
+        tried.append(early or self._attempt(call, ticket, body, hold_errors=may_retry))
         try:
             await tried[-1].run()
         except (UpstreamConnectError, UpstreamClosed, HeldBack) as error:
@@ -158,9 +175,12 @@ class Forwarder:
 
     def _tapped(self, call: Call, ticket: Ticket, *, hold_errors: bool = False) -> Attempt:
         """An attempt whose reply is read and explained."""
-        now = perf_counter()
-        tap = Tap(call.dialect, tokens_per_event=self._router.tokens_per_event(ticket.lane), started=now)
-        return Attempt(call.response, tap=tap, extra=_explain(ticket, now), hold_errors=hold_errors)
+        extra = _explain(ticket, perf_counter())
+        return Attempt(call.response, tap=self._tap(call, ticket.lane), extra=extra, hold_errors=hold_errors)
+
+    def _tap(self, call: Call, lane: Lane) -> Tap:
+        per_event = self._router.tokens_per_event(lane)
+        return Tap(call.dialect, tokens_per_event=per_event, started=perf_counter())
 
     def _conclude(
         self, call: Call, ticket: Ticket, attempt: Attempt | None, outcome: Outcome | None, status: int

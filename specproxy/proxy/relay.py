@@ -35,7 +35,7 @@ class Attempt:
         self.response = response
         self.tap = tap
         self.exchange: Exchange | None = None
-        self._extra = extra
+        self.extra = extra
         self._hold_errors = hold_errors
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Future[None] | None = None
@@ -88,7 +88,7 @@ class Attempt:
             self.exchange.abort()
             self._conclude(HeldBack(head.status))
             return
-        self.response.start(head, self._extra)
+        self.response.start(head, self.extra)
         if self.tap is not None:
             self._loop.call_soon(self.tap.head, head.status, head.headers, perf_counter())
 

@@ -231,6 +231,18 @@ class Router:
         request_id = f"{self._run}{next(self._ids):08x}"
         self._refused(request_id, Workload(UNREAD, TempBucket.WARM), "", False, error)
 
+    def sole(self, facts: RequestFacts, pin: str | None) -> tuple[Backend, Lane] | None:
+        """The one lane that can take a request, where there is nothing to choose and nothing to change in it.
+
+        Then the request can be on its way before `route` is asked, which will say the same.
+        """
+        statuses = self._lanes_for(facts)
+        if pin is not None or len(statuses) != 1 or statuses[0].health is not Health.READY:
+            return None
+        lane = statuses[0].lane
+        plain_sailing = not (lane.headers or lane.overrides or lane.upstream_model)
+        return (self._backend_of(lane), lane) if plain_sailing else None
+
     def preview(self, facts: RequestFacts, *, pin: str | None = None) -> Decision:
         """What `route` would decide, without counting or remembering anything.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import numpy as np
 import orjson
 import pytest
 
 from specproxy.adapters.fake import FakeBackend, FakeExchange, respond
 from specproxy.adapters.http import Endpoint, HttpBackend
-from specproxy.errors import UpstreamConnectError
-from specproxy.records import Control, Health, Outcome, TimingSource
+from specproxy.errors import LaneUnavailable, UpstreamConnectError
+from specproxy.records import Control, Decision, Health, Outcome, Situation, TimingSource
 from tests.support.client import RawClient, post
 from tests.support.loops import both_loops
 from tests.support.proxy import ScriptedPolicy, lane, running_proxy
@@ -390,3 +391,36 @@ async def test_unready_lanes_answer_if_they_can() -> None:
 
 def _one(name: str, url: str, strategy: str) -> HttpBackend:
     return HttpBackend(name, Endpoint.parse(url), [lane(name, strategy)])
+
+
+# --- where there is nothing to choose ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("strategies", "sent_before"), [(["plain"], 1), (["plain", "ngram"], 0)])
+async def test_a_request_with_one_place_to_go_is_sent_before_it_is_judged(
+    strategies: list[str], sent_before: int
+) -> None:
+    """The server starts on it meanwhile; a choice comes first where there is one. Both are explained."""
+    fake = FakeBackend("f", [lane("f", name) for name in strategies], respond(b"{}"))
+    seen: list[int] = []
+
+    class Policy(ScriptedPolicy):
+        def choose(self, situation: Situation, rng: np.random.Generator) -> Decision:
+            seen.append(len(fake.exchanges))
+            return super().choose(situation, rng)
+
+    async with running_proxy(fake, policy=Policy()) as proxy, await RawClient.connect(proxy.port) as client:
+        reply = await client.ask(post("/v1/chat/completions", CHAT))
+        assert reply.values(b"X-Specproxy-Reason") == [b"scripted: plain is wanted"]
+        assert (seen, len(fake.exchanges)) == ([sent_before], 1)
+        await settled(lambda: len(proxy.seen) == 1)
+
+
+async def test_a_request_that_was_sent_too_early_is_withdrawn() -> None:
+    """The policy has the last word, also where there seemed to be nothing to choose."""
+    fake = FakeBackend("f", [lane("f")], respond(b"{}"))
+    policy = ScriptedPolicy(error=LaneUnavailable("not now"))
+    async with running_proxy(fake, policy=policy) as proxy, await RawClient.connect(proxy.port) as client:
+        assert (await client.ask(post("/v1/chat/completions", CHAT))).status == 503
+        assert [exchange.aborted for exchange in fake.exchanges] == [True]
+        assert [observation.outcome for observation in proxy.seen] == [Outcome.UNREACHABLE]
