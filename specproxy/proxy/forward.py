@@ -1,7 +1,8 @@
 """Takes one request to an upstream and its response back.
 
 A request is routed, with one retry on plain, if its path is a known inference route and its body is JSON of a
-moderate size. Everything else goes to the default lane as it comes: body streamed, nothing looked at.
+moderate size; where only one lane can take it, it is sent before it is judged. Everything else goes to the
+default lane as it comes: body streamed, nothing looked at.
 """
 
 from __future__ import annotations
@@ -247,7 +248,7 @@ class Forwarder:
 
 
 def _unread(call: Call, lane: Lane, data: bytes, whole: bool) -> UpstreamRequest:
-    """A request as it came, for the default lane."""
+    """A request as it came, for a lane that changes nothing in it."""
     method = call.request.method
     return UpstreamRequest(
         method,
