@@ -304,7 +304,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which lane, and why. `reason` is one sentence; `rule` names the branch that decided."""
+    """Which lane, and why. `reason` is one sentence; `rule` names the branch that decided.
+
+    `repeat` says of a preview that the prompt was seen before.
+    """
 
     lane: Lane
     workload: Workload
@@ -312,6 +315,7 @@ class Decision:
     reason: str
     candidates: Sequence[Candidate] = ()
     propensity: float = 1.0
+    repeat: bool = False
 
 
 # --- what came of it -----------------------------------------------------------------------------

@@ -339,4 +339,5 @@ def _recent_row(seen: Observation, decision: Decision | None) -> dict[str, Any]:
         "decode_s": seen.decode_s,
         "total_s": seen.total_s,
         "concurrency": seen.concurrency,
+        "repeat": seen.repeat,
     }

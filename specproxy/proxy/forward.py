@@ -292,5 +292,6 @@ def _explain(ticket: Ticket, now: float) -> Headers:
         (b"X-Specproxy-Strategy", header_value(ticket.lane.strategy.name)),
         (b"X-Specproxy-Workload", header_value(ticket.workload.key)),
         (b"X-Specproxy-Reason", header_value(f"{ticket.decision.rule}: {ticket.decision.reason}")),
+        (_REQUEST_ID, ticket.id.encode("ascii")),
         (b"Server-Timing", b'specproxy;dur=%.3f;desc="%b"' % (spent_ms, lane.replace(b'"', b"'"))),
     )

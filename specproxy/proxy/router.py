@@ -256,7 +256,8 @@ class Router:
             return self._unnamed(workload)
         repeat = self._repeats.knows(self._repeats.digest(statuses[0].lane.target, facts.turns))
         blocks = self._prefixes.blocks(facts.turns)
-        return self._decide(self._situation(facts, workload, statuses, pin, repeat, "", blocks))
+        decision = self._decide(self._situation(facts, workload, statuses, pin, repeat, "", blocks))
+        return dataclasses.replace(decision, repeat=repeat)
 
     def fall_back(self, ticket: Ticket, error: str) -> bool:
         """Move a ticket to plain after its lane failed; returns False where there is no other plain lane."""

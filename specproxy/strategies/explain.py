@@ -71,6 +71,7 @@ def explained(decision: Decision) -> dict[str, Any]:
         "rule": decision.rule,
         "reason": decision.reason,
         "propensity": decision.propensity,
+        "repeat": decision.repeat,
         "candidates": [_candidate_data(candidate) for candidate in decision.candidates],
     }
 

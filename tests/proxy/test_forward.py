@@ -414,6 +414,7 @@ async def test_a_request_with_one_place_to_go_is_sent_before_it_is_judged(
         assert reply.values(b"X-Specproxy-Reason") == [b"scripted: plain is wanted"]
         assert (seen, len(fake.exchanges)) == ([sent_before], 1)
         await settled(lambda: len(proxy.seen) == 1)
+        assert reply.values(b"X-Specproxy-Request-Id") == [proxy.seen[0].request_id.encode()]
 
 
 async def test_a_request_that_was_sent_too_early_is_withdrawn() -> None:

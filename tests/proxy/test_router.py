@@ -312,9 +312,9 @@ def test_request_ids_differ() -> None:
 def test_repeated_prompts_are_marked() -> None:
     """The second request with the same prompt for the same model is a repeat; a preview does not count."""
     setup = Setup(backend("a"))
-    setup.router.preview(FACTS)
+    assert not setup.router.preview(FACTS).repeat
     first = setup.router.route(FACTS, pin=None, now=0.0)
-    setup.router.preview(FACTS)
+    assert setup.router.preview(FACTS).repeat
     second = setup.router.route(FACTS, pin=None, now=0.0)
     assert [s.repeat for s in setup.policy.situations] == [False, False, True, True]
     assert not setup.router.finish(first, Outcome.COMPLETE, now=1.0).repeat
