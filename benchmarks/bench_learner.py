@@ -35,7 +35,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.plot import Line, Panel, write_png
+from specproxy.plot import Line, Panel, write_png
 from benchmarks.sim import oracle_path, play
 from benchmarks.stream import draw_stream, mean_ratio
 from benchmarks.world import World, WorldError, load_worlds

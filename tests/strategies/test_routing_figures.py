@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.bench_routing import Part, Trial, compare, figures
 from benchmarks.live import Sample
-from benchmarks.plot import Line, Panel, write_png
+from specproxy.plot import Line, Panel, write_png
 
 COST = {"code": {"plain": 0.02, "mtp": 0.01}, "prose": {"plain": 0.02, "mtp": 0.03}}
 

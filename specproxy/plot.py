@@ -1,4 +1,4 @@
-"""Line charts as PNG files, with numpy and zlib alone: one panel beside the other, and a legend below."""
+"""Charts as PNG files, with numpy and zlib alone: panels of curves, and values with their intervals."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Line", "Panel", "write_png"]
+__all__ = ["Interval", "Line", "Panel", "write_intervals", "write_png"]
 
 Pixels = npt.NDArray[np.uint8]
 
 WIDTH, HEIGHT = 420, 280  # of a panel, pixels
 LEFT, RIGHT, TOP, BOTTOM = 48, 24, 34, 40  # margins around its plot
 LEGEND_ROW = 22
+ROW, LETTER = 22, 8  # height of an interval's row, width of a letter
 INK, GRID = (40, 40, 40), (222, 222, 222)
 COLOURS = (
     (31, 119, 180),
@@ -89,6 +90,56 @@ def write_png(path: Path, panels: Sequence[Panel], columns: int = 3) -> None:
         x, y = 20 + (i % each) * 230, rows * HEIGHT + 6 + (i // each) * LEGEND_ROW
         canvas[y + 4 : y + 7, x : x + 22] = colours[name]
         _write(canvas, x + 30, y, name, INK)
+    path.write_bytes(_encode(canvas))
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One value with its interval (None: not known); rows of one `group` have one colour."""
+
+    name: str
+    group: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def write_intervals(path: Path, title: str, rows: Sequence[Interval], *, centre: float = 1.0) -> None:
+    """Draw a row for each value: a dot, its interval as a bar, and a line at `centre`, with a legend.
+
+    Raises:
+        ValueError: there is no row.
+    """
+    if not rows:
+        raise ValueError("nothing to draw")
+    groups = list(dict.fromkeys(row.group for row in rows))
+    colours = {group: COLOURS[i % len(COLOURS)] for i, group in enumerate(groups)}
+    ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None]
+    least, most = min(0.5, centre / 2, *ends), max(1.5, centre, *ends)
+    left = 20 + LETTER * max(len(row.name) for row in rows)
+    width = max(left + WIDTH + RIGHT, 40 + LETTER * len(title))
+    bottom = TOP + ROW * len(rows)
+    canvas = np.full((bottom + BOTTOM + LEGEND_ROW, width, 3), 255, np.uint8)
+
+    def at(value: float) -> int:
+        return left + round((value - least) / (most - least) * (WIDTH - 1))
+
+    for quarter in range(5):
+        value = least + (most - least) * quarter / 4
+        canvas[TOP:bottom, at(value)] = GRID
+        _write(canvas, at(value) - 14, bottom + 6, f"{value:.2f}", INK)
+    canvas[TOP:bottom, at(centre) : at(centre) + 2] = INK
+    for i, row in enumerate(rows):
+        y = TOP + ROW * i + ROW // 2
+        _write(canvas, 10, y - 5, row.name, INK)
+        if row.low is not None and row.high is not None:
+            canvas[y - 1 : y + 2, at(row.low) : at(row.high) + 1] = colours[row.group]
+        canvas[y - 4 : y + 5, max(0, at(row.value) - 4) : at(row.value) + 5] = colours[row.group]
+    for i, group in enumerate(groups):
+        x, y = left + i * WIDTH // len(groups), bottom + BOTTOM
+        canvas[y + 2 : y + 8, x : x + 14] = colours[group]
+        _write(canvas, x + 20, y, group, INK)
+    _write(canvas, 10, 10, title, INK)
     path.write_bytes(_encode(canvas))
 
 
