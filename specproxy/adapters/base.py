@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from specproxy.errors import BackendError
-from specproxy.records import Lane, LaneStatus
+from specproxy.records import Lane, LaneStatus, Strategy
 
 __all__ = [
     "Backend",
@@ -115,6 +115,9 @@ class ServedModel:
     `path` is of the weights and `draft` of a drafter for them, on the server's machine. `ctx` is in tokens for
     each slot. `drafting` tells whether drafts are made now (None: not known), `unrouted` as a clause why there
     is nothing to choose for this model, `parameters` are the server's own defaults for sampling.
+
+    `group` is the same for models that are one and the same but for how they are decoded, which `strategy` then
+    tells; `setup` is all that bears on their speed. `failed` is, as a clause, why it cannot be loaded.
     """
 
     name: str
@@ -133,6 +136,11 @@ class ServedModel:
     adapted: bool = False
     parameters: tuple[tuple[str, str], ...] = ()
     unrouted: str = ""
+    aliases: tuple[str, ...] = ()
+    group: str = ""
+    strategy: Strategy | None = None
+    setup: str = ""
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,20 @@ _HIGH_WATER = 256 * 1024  # bytes held for a reader before the upstream is pause
 class HttpBackend:
     """A server that somebody else runs, with lanes that somebody else worked out (a `Backend`).
 
-    Its lanes are READY until `mark` says otherwise.
+    Its lanes are READY and in memory until `mark` says otherwise. `on_load` is called with a lane that gets a
+    request while it is not in memory.
     """
 
-    def __init__(self, name: str, endpoint: Endpoint, lanes: Iterable[Lane] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        lanes: Iterable[Lane] = (),
+        *,
+        on_load: Callable[[Lane], None] = lambda _: None,
+    ) -> None:
         self.name = name
+        self._on_load = on_load
         self.transport = HttpTransport(endpoint)
         self._lanes = {lane.id: LaneStatus(lane, Health.READY, since=time.time()) for lane in lanes}
 
@@ -50,12 +59,14 @@ class HttpBackend:
             for lane in lanes
         }
 
-    def mark(self, lane_id: str, health: Health, note: str = "") -> None:
-        """Set the health of a lane that is known here."""
+    def mark(self, lane_id: str, health: Health, note: str = "", *, resident: bool = True) -> None:
+        """Set the health of a lane that is known here, and whether its model is in memory."""
         status = self._lanes[lane_id]
-        if (status.health, status.note) != (health, note):
+        if (status.health, status.note, status.resident) != (health, note, resident):
             since = status.since if status.health == health else time.time()
-            self._lanes[lane_id] = dataclasses.replace(status, health=health, since=since, note=note)
+            self._lanes[lane_id] = dataclasses.replace(
+                status, health=health, since=since, note=note, resident=resident
+            )
 
     async def probe(self) -> ProbeResult:
         """Whether anything answers HTTP there; what it is, `adapters.probe` finds out."""
@@ -66,7 +77,11 @@ class HttpBackend:
             return ProbeResult(reachable=False)
         return ProbeResult(reachable=True, detail={"status": reply.head.status})
 
-    def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:  # noqa: ARG002 - all lanes share the endpoint
+    def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
+        status = self._lanes.get(lane.id)
+        if status is not None and not status.resident:
+            self.mark(lane.id, status.health, status.note)  # it will be, and is asked for as if it were
+            self._on_load(lane)
         return self.transport.open(request, sink)
 
     async def aclose(self) -> None:

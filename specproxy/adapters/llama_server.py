@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import quote
 
 from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import Exchange, ProbeResult, Sink, UpstreamRequest
@@ -238,13 +239,15 @@ async def _wait_healthy(child: Child, transport: HttpTransport) -> None:
     raise LaneStartError(f"{child.spec.name} has not loaded its model within {LOAD_TIMEOUT_S:g} s")
 
 
-async def speculates(transport: HttpTransport) -> bool | None:
+async def speculates(transport: HttpTransport, model: str = "") -> bool | None:
     """Whether a llama-server has a live drafter, by its own ``/slots``; None if it does not say.
 
     ``/props`` always says no, and a drafter that does not fit is loaded and never asked: only the slots know.
+    Of a router's `model` it is only asked where it is loaded: the question alone would load it.
     """
+    target = f"/slots?model={quote(model, safe='')}&autoload=false" if model else "/slots"
     try:
-        status, slots = await get_json(transport.open, "/slots")
+        status, slots = await get_json(transport.open, target)
     except BackendError:
         return None
     return _any_slot_speculates(slots) if status == 200 else None

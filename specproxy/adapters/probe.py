@@ -7,7 +7,6 @@ loads, wakes or decodes a model.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from specproxy.adapters.ask import get_json, post_json
 from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpTransport
+from specproxy.adapters.llama_router import read_sections
 from specproxy.adapters.llama_server import speculates
 from specproxy.adapters.ollama import read_models, read_show
 from specproxy.errors import BackendError, UpstreamConnectError
@@ -86,7 +86,7 @@ class Prober:
                 return ProbeResult(False, silent=True)
             properties = _object(props[1]) if props[0] == 200 else {}
             if properties.get("role") == "router" or any("status" in entry for entry in _data(models[1])):
-                return _llama_router(models[1], properties)
+                return await self._llama_router(url, transport, models[1], properties)
             return await self._llama_server(url, transport, models[1], properties)
         return await _other(ask, models, owners)
 
@@ -117,6 +117,36 @@ class Prober:
             known = self._drafting[url] = (process, await speculates(transport))
         return known[1] if known is not None and known[0] == process else None
 
+    async def _llama_router(
+        self, url: str, transport: HttpTransport, listed: Any, properties: Mapping[str, Any]
+    ) -> ProbeResult:
+        """llama-server in router mode: a model for each preset, loaded or not."""
+        sections = read_sections(_data(listed))
+        served = [replace(s, drafting=await self._section_drafts(url, transport, s)) for s in sections]
+        version = str(properties.get("build_info") or "")
+        return ProbeResult(
+            True,
+            "llama-router",
+            version,
+            tuple(model.name for model in served),
+            {
+                "models_max": _int(properties.get("max_instances")) or 0,
+                "autoload": properties.get("models_autoload") is not False,
+            },
+            served=tuple(served),
+        )
+
+    async def _section_drafts(self, url: str, transport: HttpTransport, model: ServedModel) -> bool | None:
+        """Whether drafts are made by a preset, by its slots while it is loaded; asked once of each load."""
+        key = f"{url} {model.name}"
+        if not model.loaded:
+            self._drafting.pop(key, None)
+            return model.drafting
+        if key not in self._drafting:
+            self._drafting[key] = (None, await speculates(transport, model.name))
+        told = self._drafting[key][1]
+        return model.drafting if told is None else told
+
     async def _ollama(self, url: str, transport: HttpTransport, ask: Ask, version: str) -> ProbeResult:
         tags, loaded = await asyncio.gather(ask("/api/tags"), ask("/api/ps"))
         if tags[0] != 200 or loaded[0] == 0:
@@ -142,26 +172,6 @@ class Prober:
                 return model
             self._shown[key] = read_show(model, show)
         return replace(self._shown[key], loaded=model.loaded, ctx=model.ctx)
-
-
-def _llama_router(listed: Any, properties: Mapping[str, Any]) -> ProbeResult:
-    """llama-server in router mode: a model for each preset, loaded or not."""
-    served = []
-    for entry in _data(listed):
-        status = _field(entry.get("status"), "value")
-        arguments = _field(entry.get("status"), "args")
-        words = [str(word) for word in arguments] if isinstance(arguments, list) else []
-        served.append(
-            ServedModel(
-                str(entry.get("id", "")),
-                path=str(entry.get("path") or _behind(words, "-m", "--model")),
-                draft=_behind(words, "-md", "--spec-draft-model", "--model-draft"),
-                loaded=status == "loaded",
-                drafting=_behind(words, "--spec-type") not in ("", "none"),
-            )
-        )
-    version = str(properties.get("build_info") or "")
-    return ProbeResult(True, "llama-router", version, tuple(m.name for m in served), served=tuple(served))
 
 
 async def _other(ask: Ask, models: Reply, owners: set[str]) -> ProbeResult:
@@ -213,8 +223,3 @@ def _error(reply: Any) -> str:
 
 def _int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _behind(words: list[str], *flags: str) -> str:
-    """The word behind the first of these flags, or nothing."""
-    return next((b for a, b in itertools.pairwise(words) if a in flags), "")

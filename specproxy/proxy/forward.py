@@ -29,6 +29,7 @@ from specproxy.proxy.dialects import read_facts
 from specproxy.proxy.headers import OWN_PREFIX, Inbound, header_value
 from specproxy.proxy.inbound import ClientRequest
 from specproxy.proxy.relay import Attempt, HeldBack
+from specproxy.proxy.rename import Renamer
 from specproxy.proxy.router import Router, Ticket
 from specproxy.proxy.splice import splice
 from specproxy.proxy.tap import Tap
@@ -170,14 +171,23 @@ class Forwarder:
             len(body),
             replayable=True,
         )
-        attempt = self._tapped(call, ticket, hold_errors=hold_errors)
+        renamed = lane.upstream_model and ticket.model and lane.upstream_model != ticket.model
+        renamer = Renamer(lane.upstream_model or "", ticket.model) if renamed else None
+        attempt = self._tapped(call, ticket, hold_errors=hold_errors, renamer=renamer)
         attempt.begin(partial(ticket.backend.open, upstream, lane))
         return attempt
 
-    def _tapped(self, call: Call, ticket: Ticket, *, hold_errors: bool = False) -> Attempt:
+    def _tapped(
+        self, call: Call, ticket: Ticket, *, hold_errors: bool = False, renamer: Renamer | None = None
+    ) -> Attempt:
         """An attempt whose reply is read and explained."""
-        extra = _explain(ticket, perf_counter())
-        return Attempt(call.response, tap=self._tap(call, ticket.lane), extra=extra, hold_errors=hold_errors)
+        return Attempt(
+            call.response,
+            tap=self._tap(call, ticket.lane),
+            extra=_explain(ticket, perf_counter()),
+            hold_errors=hold_errors,
+            renamer=renamer,
+        )
 
     def _tap(self, call: Call, lane: Lane) -> Tap:
         per_event = self._router.tokens_per_event(lane)

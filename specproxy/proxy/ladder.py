@@ -14,6 +14,7 @@ from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.adapters.gguf_facts import ModelFacts
 from specproxy.adapters.managed import ManagedPlan
 from specproxy.adapters.weights import Weights
+from specproxy.proxy.router_lanes import choices
 from specproxy.proxy.status import Rung
 from specproxy.records import Strategy, TempBucket
 from specproxy.strategies.cost import LaneFacts, log_prior
@@ -117,6 +118,8 @@ def climb(at: Standing) -> Rung | None:
             else ""
         )
         return Rung(1, "a request field", at.field + more)
+    if found.kind == "llama-router" and (ways := choices(found)):
+        return _presets(found, ways)
     if at.plan is not None and at.plan.lanes:
         return _beside(at, at.plan)
     if at.peers and at.model is not None:
@@ -125,6 +128,19 @@ def climb(at: Standing) -> Rung | None:
         return Rung(2, "several servers", f"{own} here, {others}, on the same model")
     why = f"there is nothing to choose from yet, so it is measured: {'; '.join(_missing(at))}"
     return Rung(4, "observe", why, tuple(_advice(at)))
+
+
+def _presets(found: ProbeResult, ways: list[tuple[str, tuple[str, ...]]]) -> Rung:
+    """Sections of a router's preset file that decode one model in several ways."""
+    told = "; ".join(f"{name}: {', '.join(strategies)}" for name, strategies in ways)
+    most = found.detail.get("models_max")
+    advice = []
+    if isinstance(most, int) and 0 < most < max(len(strategies) for _, strategies in ways):
+        advice.append(
+            f"The router keeps {most} models in memory (--models-max), so lanes displace each other, and a "
+            "change of lane costs a load. More of them would avoid that, if memory allows."
+        )
+    return Rung(2, "presets of the router", told, tuple(advice))
 
 
 def _beside(at: Standing, plan: ManagedPlan) -> Rung:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from specproxy.adapters.base import Exchange, Headers, ResponseHead, Sink
 from specproxy.errors import BackendError, SpecproxyError
 from specproxy.proxy.client import RelayResponse
+from specproxy.proxy.rename import Renamer
 from specproxy.proxy.tap import Tap
 
 __all__ = ["Attempt", "HeldBack"]
@@ -27,16 +29,24 @@ class Attempt:
 
     `tap` sees every byte after it has been written, so that reading it costs the client nothing. `extra` are
     headers of ours. With `hold_errors` a head with a status of 500 or more is not written: `run` raises.
+    `renamer` puts another model name into the reply, which then has no length beforehand.
     """
 
     def __init__(
-        self, response: RelayResponse, *, tap: Tap | None = None, extra: Headers = (), hold_errors: bool = False
+        self,
+        response: RelayResponse,
+        *,
+        tap: Tap | None = None,
+        extra: Headers = (),
+        hold_errors: bool = False,
+        renamer: Renamer | None = None,
     ) -> None:
         self.response = response
         self.tap = tap
         self.exchange: Exchange | None = None
         self.extra = extra
         self._hold_errors = hold_errors
+        self._renamer = renamer
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Future[None] | None = None
         self._blocked = False
@@ -88,13 +98,15 @@ class Attempt:
             self.exchange.abort()
             self._conclude(HeldBack(head.status))
             return
-        self.response.start(head, self.extra)
+        self.response.start(head if self._renamer is None else self._unmeasured(head), self.extra)
         if self.tap is not None:
             self._loop.call_soon(self.tap.head, head.status, head.headers, perf_counter())
 
     def data(self, parts: Sequence[bytes]) -> None:
         response = self.response
-        response.body(parts)
+        passed_on = parts if self._renamer is None else self._renamer.feed(parts)
+        if passed_on:
+            response.body(passed_on)
         if self.tap is not None:
             self._loop.call_soon(self.tap.feed, parts, perf_counter())
         if response.client.blocked and not self._blocked:
@@ -104,11 +116,22 @@ class Attempt:
             self._wake()
 
     def end(self, trailers: Headers) -> None:
+        if self._renamer is not None and (rest := self._renamer.end()):
+            self.response.body((rest,))
         self.response.finish(trailers)
         self._conclude(None)
 
     def fail(self, error: BackendError) -> None:
         self._conclude(error)
+
+    def _unmeasured(self, head: ResponseHead) -> ResponseHead:
+        """The head of a reply whose length the renamer changes; one that is encoded is left as it is."""
+        names = {name.lower(): value for name, value in head.headers}
+        if names.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
+            self._renamer = None
+            return head
+        kept = tuple(item for item in head.headers if item[0].lower() != b"content-length")
+        return replace(head, headers=kept)
 
     def _conclude(self, error: SpecproxyError | HeldBack | None) -> None:
         self._over = True

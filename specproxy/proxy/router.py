@@ -71,6 +71,8 @@ class Ticket:
     stay: Stay
     repeat: bool
     blocks: tuple[int, ...] = ()  # hashes of the prompt's beginnings
+    model: str = ""  # the name that the client asked for
+    loads: bool = False  # the lane was not in memory when it was chosen
     known: bool = True
     plain: LaneStatus | None = None  # where a retry may go
     finished: bool = False
@@ -194,6 +196,8 @@ class Router:
             stay=stay,
             repeat=repeat,
             blocks=blocks,
+            model=facts.model or "",
+            loads=any(s.lane.id == lane.id and not s.resident for s in statuses),
             known=bool(statuses),
             plain=_plain_beside(lane, statuses),
         )
@@ -266,6 +270,7 @@ class Router:
             return False
         self._leave_lane(ticket.lane)
         self._in_flight[status.lane.id] = self._in_flight.get(status.lane.id, 0) + 1
+        ticket.loads = not status.resident
         reason = f"{ticket.lane.id} failed ({error}), so plain answers"
         ticket.decision = dataclasses.replace(
             ticket.decision, lane=status.lane, rule="fallback", reason=reason, propensity=1.0
@@ -404,7 +409,7 @@ class Router:
             decode_s=reply.decode_s,
             draft_tokens=reply.draft_tokens,
             accepted_tokens=reply.accepted_tokens,
-            load_s=reply.load_s,
+            load_s=reply.load_s or _load_s(ticket, reply),
             concurrency=self.load.leave(ticket.stay, now),
             repeat=ticket.repeat,
             propensity=ticket.decision.propensity,
@@ -438,6 +443,16 @@ class Router:
         if counted and seen.outcome is Outcome.COMPLETE and events >= _FEW_EVENTS:
             old = self._per_event.get(seen.lane, 1.0)
             self._per_event[seen.lane] = old + _EVENT_RATE * (seen.output_tokens / events - old)
+
+
+def _load_s(ticket: Ticket, reply: ReplyFacts) -> float:
+    """Seconds that a load took within a request, where the server does not tell: what came before the first
+    token and was not the prompt's doing, or what a load of the lane usually takes."""
+    if not ticket.loads:
+        return 0.0
+    if reply.ttft_at is None:
+        return ticket.lane.load_s
+    return max(1e-3, reply.ttft_at - ticket.started - (reply.prefill_s or 0.0))
 
 
 def _safest(statuses: Sequence[LaneStatus]) -> LaneStatus | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.adapters.http import HttpBackend
@@ -12,6 +12,7 @@ from specproxy.adapters.twin_ollama import refusal
 from specproxy.adapters.weights import Weights
 from specproxy.proxy.beside import Beside, Wish
 from specproxy.proxy.ladder import model_facts, own_strategy
+from specproxy.proxy.router_lanes import router_lanes, section_status
 from specproxy.proxy.status import Upstream
 from specproxy.records import Control, Dialect, Health, Lane, Strategy
 from specproxy.strategies.cost import LaneFacts
@@ -22,6 +23,7 @@ __all__ = [
     "health_of",
     "lane_of",
     "lanes_of",
+    "mark_lanes",
     "own_facts",
     "plain_by_field",
     "waits",
@@ -39,7 +41,8 @@ FIELD_DIALECTS = frozenset(
 class Server:
     """A server with its own lanes, those beside it, and the file of the model that is looked after.
 
-    `surveyed` is what `weights` is of: the server's version and the model.
+    `surveyed` is what `weights` is of: the server's version and the model. `loads` are measured load times of
+    its models in seconds.
     """
 
     upstream: Upstream
@@ -47,6 +50,7 @@ class Server:
     beside: Beside | None = None
     surveyed: tuple[str, ServedModel] | None = None
     weights: Weights | None = None
+    loads: dict[str, float] = field(default_factory=dict)
 
 
 def drafting_lane(server: Server) -> Lane | None:
@@ -102,12 +106,29 @@ def health_of(url: str, found: ProbeResult) -> tuple[Health, str]:
     return (Health.UNHEALTHY, "it is loading") if found.loading else (Health.READY, "")
 
 
+def mark_lanes(server: Server) -> None:
+    """Bring the health of a server's own lanes up to what was found there."""
+    health, note = health_of(server.upstream.url, server.upstream.found)
+    sections = {model.name: model for model in server.upstream.found.served}
+    for status in server.backend.lanes():
+        model = sections.get(status.lane.upstream_model or "")
+        if health is Health.READY and model is not None:
+            autoload = server.upstream.found.detail.get("autoload") is not False
+            now = section_status(status.lane, model, autoload=autoload)
+            server.backend.mark(status.lane.id, now.health, now.note, resident=now.resident)
+        else:
+            server.backend.mark(status.lane.id, health, note, resident=status.resident)
+
+
 def lanes_of(server: Server, *, alone: bool, named: bool = False) -> dict[str, Lane]:
     """By model: one lane for each that the server names and that has a choice, or one for all.
 
     A server with a single model takes any name, unless it is to be asked for by name: another one comes first.
     """
     upstream, found = server.upstream, server.upstream.found
+    if found.kind == "llama-router":
+        facts = server.weights.facts if server.weights is not None else None
+        return router_lanes(upstream, alone=alone, loads=server.loads, facts=facts)
     served = {model.name: model for model in found.served} | {
         name: ServedModel(name) for name in found.models if name not in {m.name for m in found.served}
     }
@@ -148,8 +169,9 @@ def own_facts(server: Server) -> dict[str, LaneFacts]:
     upstream = server.upstream
     models = {model.name: model for model in upstream.found.served}
     weights = server.weights.facts if server.weights is not None else None
+    looked_after = upstream.model.group or upstream.model.name if upstream.model is not None else ""
     return {
-        status.lane.id: model_facts(models[name], weights if models[name] == upstream.model else None)
+        status.lane.id: model_facts(model, weights if (model.group or model.name) == looked_after else None)
         for status in server.backend.lanes()
-        if (name := status.lane.target) in models
+        if (model := models.get(status.lane.target)) is not None
     }

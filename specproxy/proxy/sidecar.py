@@ -17,6 +17,7 @@ import structlog
 from specproxy.adapters.base import Backend, ProbeResult, ServedModel
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpBackend
+from specproxy.adapters.llama_router import watch_load
 from specproxy.adapters.request_field import FIELD, Finding
 from specproxy.adapters.tasks import Tasks
 from specproxy.adapters.weights import Weights, find_weights
@@ -27,9 +28,9 @@ from specproxy.proxy.nobody import NobodyHome
 from specproxy.proxy.server_lanes import (
     Server,
     drafting_lane,
-    health_of,
     lane_of,
     lanes_of,
+    mark_lanes,
     own_facts,
     plain_by_field,
     waits,
@@ -222,9 +223,7 @@ class Sidecar:
             self._try_field(server)
         elif server.beside is not None:
             server.beside.away()
-        health, note = health_of(url, found)
-        for status in server.backend.lanes():
-            server.backend.mark(status.lane.id, health, note)
+        mark_lanes(server)
         self._stand(server)
         if (found.reachable, found.loading, found.models) != (before.reachable, before.loading, before.models):
             news = "found" if found.reachable else "lost"
@@ -340,7 +339,26 @@ class Sidecar:
     def _server(self, url: str) -> Server:
         parts = urlsplit(url)
         upstream = Upstream(url, parts.netloc if len(self._urls) > 1 else "upstream")
-        backend = HttpBackend(upstream.backend, Endpoint.parse(url), [lane_of(upstream, upstream.backend)])
+        backend = HttpBackend(
+            upstream.backend,
+            Endpoint.parse(url),
+            [lane_of(upstream, upstream.backend)],
+            on_load=lambda lane: self._loading(url, lane),
+        )
         for status in backend.lanes():
             backend.mark(status.lane.id, Health.UNHEALTHY, f"{url} was not reached yet")
         return Server(upstream, backend)
+
+    # --- models that come into memory ------------------------------------------------------------
+
+    def _loading(self, url: str, lane: Lane) -> None:
+        """A request goes to a lane that is not in memory: see how long it takes, and what had to go for it."""
+        self._tasks.spawn(self._follow_load(self._servers[url], lane), name=f"load of {lane.id}")
+
+    async def _follow_load(self, server: Server, lane: Lane) -> None:
+        name = lane.upstream_model or lane.target
+        took = await watch_load(server.backend.transport, name)
+        if took is not None:
+            server.loads[name] = took
+            log.info("model loaded", lane=lane.id, seconds=round(took, 2))
+        await self._look(server)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specproxy import config
 from specproxy.adapters import server_program, xllama_child
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan, plan_managed
 from specproxy.adapters.memory import MIB
@@ -303,7 +304,10 @@ def test_bad_files_are_named(new: Path, pair: CalibratedPair, tmp_path: Path) ->
 
 
 def test_names_of_drafters_are_known_to_the_server() -> None:
-    assert set(server_program.SPEC_TYPES.values()) <= {"ngram-simple", "draft-simple", "draft-mtp"}
+    """And each of them comes back from the server's name for it."""
+    for ours, theirs in server_program.SPEC_TYPES.items():
+        assert theirs in config.DRAFTERS
+        assert server_program.our_name(theirs) == ours
 
 
 # --- beside somebody else's plain lane ---------------------------------------------------------------

@@ -97,27 +97,6 @@ async def test_a_llama_server_behind_a_key_is_known_by_its_models() -> None:
     assert (found.kind, found.models, found.served[0].path) == ("llama-server", ("m",), "")
 
 
-async def test_llama_servers_router_has_a_model_for_each_preset() -> None:
-    """With what each preset loads."""
-    entries = [
-        {
-            "id": "a",
-            "owned_by": "llamacpp",
-            "path": "/m.gguf",
-            "status": {"value": "loaded", "args": ["--spec-type", "ngram-simple", "-md", "/d.gguf"]},
-        },
-        {"id": "b", "status": {"value": "unloaded", "args": ["llama-server", "-m", "/n.gguf"]}},
-    ]
-    found = await look(
-        Fake({"GET /v1/models": {"data": entries}, "GET /props": {"role": "router", "build_info": "b1"}})
-    )
-    assert (found.kind, found.version, found.models) == ("llama-router", "b1", ("a", "b"))
-    assert found.served == (
-        ServedModel("a", path="/m.gguf", draft="/d.gguf", drafting=True),
-        ServedModel("b", path="/n.gguf", loaded=False, drafting=False),
-    )
-
-
 async def test_ollama_tells_models_apart() -> None:
     """Loaded ones come first; what is not ours to route is said; files and layers come from /api/show."""
     server = fake_ollama(
