@@ -8,166 +8,23 @@ are for people.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from specproxy.proxy.cell import Z95, Cell, merged
 from specproxy.records import Decision, Observation, Outcome
 
-__all__ = [
-    "TPT_BOUNDS",
-    "TTFT_BOUNDS",
-    "Board",
-    "BoardRow",
-    "Cell",
-    "Ratio",
-    "merged",
-    "ratio_to_plain",
-    "saved_s",
-]
+__all__ = ["Board", "BoardRow", "Ratio", "ratio_to_plain", "saved_s"]
 
 FORMAT = 1
 RECENT = 200  # decisions that are remembered
 MAX_CELLS = 4096  # far above kinds × temperatures × lanes; a bound all the same
-Z95 = 1.96
-
-TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
-TPT_BOUNDS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5)  # seconds a token
 
 Key = tuple[str, str, str, str, str]  # target, workload, lane, strategy, fingerprint
 Group = tuple[str, str, str, str]
-
-
-@dataclass(slots=True)
-class Cell:
-    """Sums over the requests of one workload on one lane.
-
-    `n` counts all requests, `complete` those that ended well; every other figure is of complete ones. The
-    `log_*` sums are of ln(time per token), each request weighted by `Observation.weight`.
-    """
-
-    n: int = 0
-    complete: int = 0
-    first_at: float = 0.0
-    last_at: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
-    output_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    decode_tokens: int = 0
-    decode_s: float = 0.0
-    prefill_s: float = 0.0
-    prefill_n: int = 0
-    ttft_s: float = 0.0
-    ttft_n: int = 0
-    total_s: float = 0.0
-    log_weight: float = 0.0
-    log_weight2: float = 0.0
-    log_sum: float = 0.0
-    log_sum2: float = 0.0
-    outcomes: dict[str, int] = field(default_factory=dict)
-    ttft_counts: list[int] = field(default_factory=lambda: [0] * (len(TTFT_BOUNDS) + 1))
-    tpt_counts: list[int] = field(default_factory=lambda: [0] * (len(TPT_BOUNDS) + 1))
-    tpt_s: float = 0.0
-
-    def add(self, seen: Observation) -> None:
-        """Count one observation."""
-        self.n += 1
-        self.first_at = min(self.first_at or seen.at, seen.at)
-        self.last_at = max(self.last_at, seen.at)
-        self.outcomes[str(seen.outcome)] = self.outcomes.get(str(seen.outcome), 0) + 1
-        if seen.outcome is not Outcome.COMPLETE:
-            return
-        self.complete += 1
-        self.total_s += seen.total_s
-        self.drafted += seen.draft_tokens
-        self.accepted += seen.accepted_tokens
-        self.output_tokens += seen.output_tokens
-        self.prompt_tokens += seen.prompt_tokens
-        self.cached_tokens += seen.cached_tokens
-        if seen.prefill_s is not None:
-            self.prefill_s += seen.prefill_s
-            self.prefill_n += 1
-        if seen.ttft_s is not None:
-            self.ttft_s += seen.ttft_s
-            self.ttft_n += 1
-            self.ttft_counts[bisect_left(TTFT_BOUNDS, seen.ttft_s)] += 1
-        self._add_speed(seen)
-
-    def _add_speed(self, seen: Observation) -> None:
-        per_token = seen.time_per_token
-        if per_token is None or seen.decode_s is None or seen.load_s > 0:
-            return
-        self.decode_tokens += seen.output_tokens - 1
-        self.decode_s += seen.decode_s
-        self.tpt_counts[bisect_left(TPT_BOUNDS, per_token)] += 1
-        self.tpt_s += per_token
-        log = math.log(per_token)
-        self.log_weight += seen.weight
-        self.log_weight2 += seen.weight**2
-        self.log_sum += seen.weight * log
-        self.log_sum2 += seen.weight * log * log
-
-    def merge(self, other: Cell) -> None:
-        """Add another cell's sums to this one."""
-        self.first_at = min(filter(None, (self.first_at, other.first_at)), default=0.0)
-        self.last_at = max(self.last_at, other.last_at)
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for outcome, count in other.outcomes.items():
-            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
-        self.ttft_counts = [a + b for a, b in zip(self.ttft_counts, other.ttft_counts, strict=True)]
-        self.tpt_counts = [a + b for a, b in zip(self.tpt_counts, other.tpt_counts, strict=True)]
-
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted / drafted tokens over all requests."""
-        return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def tok_s(self) -> float | None:
-        """Decoded tokens a second of decoding."""
-        return self.decode_tokens / self.decode_s if self.decode_s > 0 else None
-
-    @property
-    def mean_log(self) -> float | None:
-        """Weighted mean of ln(time per token)."""
-        return self.log_sum / self.log_weight if self.log_weight > 0 else None
-
-    @property
-    def samples(self) -> float:
-        """Effective number of requests behind `mean_log` (Kish)."""
-        return self.log_weight**2 / self.log_weight2 if self.log_weight2 > 0 else 0.0
-
-    @property
-    def log_variance(self) -> float | None:
-        """Variance of `mean_log`, or None below two samples."""
-        mean, n = self.mean_log, self.samples
-        if mean is None or n < 2:
-            return None
-        spread = max(0.0, self.log_sum2 / self.log_weight - mean**2) * n / (n - 1)
-        return spread / n
-
-
-_SUMS = (
-    "n", "complete", "drafted", "accepted", "output_tokens", "prompt_tokens", "cached_tokens", "decode_tokens",
-    "decode_s", "prefill_s", "prefill_n", "ttft_s", "ttft_n", "total_s", "log_weight", "log_weight2", "log_sum",
-    "log_sum2", "tpt_s",
-)  # fmt: skip
-
-
-def merged(cells: Sequence[Cell]) -> Cell:
-    """The sum of cells; a single one is given back as it is, so treat the result as read-only."""
-    if len(cells) == 1:
-        return cells[0]
-    whole = Cell()
-    for cell in cells:
-        whole.merge(cell)
-    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +104,15 @@ class Board:
         rows = list(self._recent)[-limit:] if limit > 0 else []
         return rows[::-1]
 
+    def speeds(self) -> dict[str, float]:
+        """Decoded tokens a second on each lane, over the recent requests."""
+        sums: dict[str, tuple[int, float]] = {}
+        for row in self._recent:
+            if row["tok_s"] is not None and row["outcome"] == Outcome.COMPLETE:
+                tokens, seconds = sums.get(row["lane"], (0, 0.0))
+                sums[row["lane"]] = tokens + row["output_tokens"] - 1, seconds + row["decode_s"]
+        return {lane: tokens / seconds for lane, (tokens, seconds) in sums.items()}
+
     def rows(self, fingerprints: Iterable[str] | None = None, *, by_kind: bool = False) -> list[BoardRow]:
         """Lanes' cells by workload, or by kind (temperatures together).
 
@@ -293,10 +159,17 @@ class Board:
         if state.get("format") != FORMAT:
             raise ValueError(f"board state has format {state.get('format')!r}, not {FORMAT}")
         try:
-            cells = {tuple(item[:5]): Cell(**item[5]) for item in state["cells"]}
-        except (KeyError, TypeError, IndexError) as error:
+            cells = {tuple(item[:5]): _restored(item[5]) for item in state["cells"]}
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise ValueError(f"board state is damaged: {error}") from error
         self.cells = cells
+
+
+def _restored(values: dict[str, Any]) -> Cell:
+    """A cell from what `Board.dump` gave; JSON has made texts of the buckets' numbers."""
+    cell = Cell(**values)
+    cell.total_counts = {int(bucket): count for bucket, count in cell.total_counts.items()}
+    return cell
 
 
 def saved_s(rows: Iterable[BoardRow]) -> float:

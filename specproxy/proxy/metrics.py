@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from specproxy.proxy.board import TPT_BOUNDS, TTFT_BOUNDS, Board, Cell, merged
+from specproxy.proxy.board import Board
+from specproxy.proxy.cell import TPT_BOUNDS, TTFT_BOUNDS, Cell, merged
 from specproxy.records import Health, LaneStatus
 
 if TYPE_CHECKING:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.proxy.board import Board, BoardRow, saved_s
+from specproxy.proxy.cell import Cell, merged
 from specproxy.records import Candidate, LaneStatus
 
-__all__ = ["Rung", "Upstream", "board_json", "lane_json"]
+__all__ = ["Believe", "Rung", "Upstream", "board_json", "lane_json"]
+
+STRUCTURED = ("tool_call", "json_schema", "json")
+"""Kinds whose answers are of use only once they are whole."""
 
 Believe = Callable[[str, str], Mapping[str, Candidate]]
 
@@ -61,8 +66,10 @@ class Upstream:
         }
 
 
-def lane_json(status: LaneStatus, since: Mapping[str, float], address: str = "") -> dict[str, Any]:
-    """A lane; `statistics_since` says when the statistics of its fingerprint begin."""
+def lane_json(
+    status: LaneStatus, since: Mapping[str, float], address: str = "", tok_s: float | None = None
+) -> dict[str, Any]:
+    """A lane; `statistics_since` says when its fingerprint's statistics begin, `tok_s` is its speed lately."""
     lane = status.lane
     return {
         "id": lane.id,
@@ -76,6 +83,7 @@ def lane_json(status: LaneStatus, since: Mapping[str, float], address: str = "")
         "since": status.since,
         "note": status.note,
         "in_flight": status.in_flight,
+        "tok_s": tok_s,
         "resident": status.resident,
         "memory_bytes": lane.memory_bytes,
         "load_s": lane.load_s,
@@ -107,6 +115,7 @@ def board_json(
             for row in rows
         ],
         "kinds": [_row_json(row) for row in board.rows(wanted, by_kind=True)],
+        "time_to_complete": list(_times_to_complete(board, wanted)),
         "saved_s": saved_s(rows),
         "requests": {"total": sum(outcomes.values()), "outcomes": outcomes},
     }
@@ -123,12 +132,18 @@ def _row_json(row: BoardRow) -> dict[str, Any]:
         "complete": cell.complete,
         "share": row.share,
         "acceptance": cell.acceptance,
+        "acceptance_lo": sure[0] if (sure := cell.acceptance_interval) else None,
+        "acceptance_hi": sure[1] if sure else None,
         "drafted": cell.drafted,
         "accepted": cell.accepted,
         "tok_s": cell.tok_s,
         "ratio": row.ratio.ratio if row.ratio else None,
         "ratio_lo": row.ratio.lo if row.ratio else None,
         "ratio_hi": row.ratio.hi if row.ratio else None,
+        **_time_per_token(cell),
+        **_whole_ratio(row),
+        "total_p50_s": cell.total_quantile(0.5),
+        "total_p95_s": cell.total_quantile(0.95),
         "prefill_ms": _mean_ms(cell.prefill_s, cell.prefill_n),
         "ttft_ms": _mean_ms(cell.ttft_s, cell.ttft_n),
         "prefill_share": cell.prefill_s / cell.total_s if cell.total_s > 0 and cell.prefill_n else None,
@@ -136,6 +151,53 @@ def _row_json(row: BoardRow) -> dict[str, Any]:
         "first_at": cell.first_at,
         "last_at": cell.last_at,
     }
+
+
+def _time_per_token(cell: Cell) -> dict[str, float | None]:
+    """Geometric mean of time per token in milliseconds, with its 95% interval."""
+    lo, hi = cell.tpt_interval or (None, None)
+    return {
+        "tpt_ms": 1e3 * math.exp(cell.mean_log) if cell.mean_log is not None else None,
+        "tpt_lo_ms": 1e3 * lo if lo is not None else None,
+        "tpt_hi_ms": 1e3 * hi if hi is not None else None,
+    }
+
+
+def _whole_ratio(row: BoardRow) -> dict[str, float | None]:
+    """Time from request to end over what plain would have taken, if all but decoding had taken as long.
+
+    `whole_ratio_cap` is what it would be if decoding took no time at all.
+    """
+    rest = max(0.0, row.cell.timed_s - row.cell.decode_s)
+
+    def whole(ratio: float | None) -> float | None:
+        return (rest + row.cell.decode_s) / (rest + row.cell.decode_s / ratio) if ratio else None
+
+    found = row.ratio if row.cell.decode_s > 0 else None
+    return {
+        "whole_ratio": whole(found.ratio) if found else None,
+        "whole_ratio_lo": whole(found.lo) if found else None,
+        "whole_ratio_hi": whole(found.hi) if found else None,
+        "whole_ratio_cap": rest / (rest + row.cell.decode_s / found.ratio) if found else None,
+    }
+
+
+def _times_to_complete(board: Board, wanted: frozenset[str] | None) -> Iterator[dict[str, Any]]:
+    """How long tool calls and JSON took until they were whole, on plain lanes and on others."""
+    parts: dict[tuple[str, str, bool], list[Cell]] = {}
+    for row in board.rows(wanted, by_kind=True):
+        if row.workload in STRUCTURED and row.lane:
+            parts.setdefault((row.target, row.workload, row.strategy != "plain"), []).append(row.cell)
+    for (target, kind, speculation), cells in sorted(parts.items()):
+        cell = merged(cells)
+        yield {
+            "target": target,
+            "workload": kind,
+            "speculation": speculation,
+            "n": cell.complete,
+            "p50_s": cell.total_quantile(0.5),
+            "p95_s": cell.total_quantile(0.95),
+        }
 
 
 def _belief_json(candidate: Candidate | None) -> dict[str, Any] | None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specproxy.proxy.board import MAX_CELLS, RECENT, Board, Cell, ratio_to_plain, saved_s
+from specproxy.proxy.board import MAX_CELLS, RECENT, Board, ratio_to_plain, saved_s
+from specproxy.proxy.cell import Cell
 from specproxy.records import Outcome, TempBucket, Workload
 from tests.proxy.samples import NGRAM, PLAIN, decision, observation
 
