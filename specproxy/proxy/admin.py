@@ -1,4 +1,4 @@
-"""specproxy's own routes, all under /specproxy/: health, status, recent, explain, metrics and a page.
+"""specproxy's own routes, all under /specproxy/: health, status, events, recent, explain, metrics and a page.
 
 The handlers know nothing of the HTTP server: a request comes in as method, target, headers and body, and a
 `Reply` goes out. Nothing here starts, stops or changes anything.
@@ -6,7 +6,7 @@ The handlers know nothing of the HTTP server: a request comes in as method, targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from specproxy.errors import RequestError, SpecproxyError
 from specproxy.proxy import metrics
 from specproxy.proxy.board import RECENT, Board
 from specproxy.proxy.guard import Guard
+from specproxy.proxy.live import Live
 from specproxy.records import Decision, LaneStatus
 from specproxy.strategies.explain import explained
 
@@ -30,12 +31,13 @@ DEFAULT_EXPLAIN_PATH = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What to send. Content-Length is the server's part."""
+    """What to send: a body, or a stream of pieces of one. Content-Length is the server's part."""
 
     status: int
     body: bytes
     content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
+    stream: AsyncGenerator[bytes, None] | None = None
 
 
 class View(Protocol):
@@ -49,6 +51,10 @@ class View(Protocol):
 
     def status(self, *, everything: bool = False) -> dict[str, Any]:
         """What `specproxy status` shows, as JSON-serialisable data; `everything` adds earlier set-ups."""
+        ...
+
+    def live(self) -> dict[str, Any]:
+        """What an open page shows, as named sections of JSON-serialisable data."""
         ...
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Decision:
@@ -74,11 +80,13 @@ class Admin:
     def __init__(self, view: View, guard: Guard) -> None:
         self._view = view
         self._guard = guard
+        self._live = Live(lambda: view.live())
         self._routes: dict[str, tuple[str, Callable[[_Call], Reply]]] = {
             "": ("GET", self._page),
             "health": ("GET", self._health),
             "metrics": ("GET", self._metrics),
             "api/status": ("GET", self._status),
+            "api/events": ("GET", self._events),
             "api/recent": ("GET", self._recent),
             "api/explain": ("POST", self._explain),
         }
@@ -120,6 +128,10 @@ class Admin:
 
     def _status(self, call: _Call) -> Reply:
         return _json(self._view.status(everything=call.query.get("all", ["0"])[-1] not in ("0", "")))
+
+    def _events(self, _call: _Call) -> Reply:
+        headers = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))  # nginx would hold events back
+        return Reply(200, b"", "text/event-stream", headers, self._live.open())
 
     def _recent(self, call: _Call) -> Reply:
         given = call.query.get("limit", [str(RECENT)])[-1]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Protocol
 
+from specproxy.adapters.base import ResponseHead
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import LaneUnavailable, RequestError, SpecproxyError
 from specproxy.proxy.bodies import read_up_to, too_long
@@ -42,6 +43,11 @@ class AdminReply(Protocol):
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]: ...
+
+    @property
+    def stream(self) -> AsyncGenerator[bytes, None] | None:
+        """Pieces of a body that comes bit by bit, and has no end; None where `body` is all of it."""
+        ...
 
 
 class AdminRoutes(Protocol):
@@ -105,8 +111,7 @@ class Handlers:
         path = target.partition("?")[0]
         inbound = read_inbound(request.headers)
         call = Call(request, response, target, inbound, dialect_of(request.method, path))
-        self._active += 1
-        self._idle.clear()
+        self._enter()
         try:
             await self._serve(call)
         except SpecproxyError as error:
@@ -115,9 +120,16 @@ class Handlers:
             log.exception("a request could not be handled")
             self._refuse(call, SpecproxyError("specproxy failed to handle this request; its log says why"))
         finally:
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
+            self._leave()
+
+    def _enter(self) -> None:
+        self._active += 1
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self._active -= 1
+        if not self._active:
+            self._idle.set()
 
     async def _serve(self, call: Call) -> None:
         request = call.request
@@ -173,7 +185,23 @@ class Handlers:
         reply = admin.handle(request.method, call.target, HeaderView(request.headers), body)
         given = (("Content-Type", reply.content_type), *reply.headers)
         headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in given)
-        call.response.send(reply.status, HTTPStatus(reply.status).phrase.encode("ascii"), headers, reply.body)
+        reason = HTTPStatus(reply.status).phrase.encode("ascii")
+        if reply.stream is None:
+            call.response.send(reply.status, reason, headers, reply.body)
+        else:
+            call.response.start(ResponseHead(reply.status, reason, headers))
+            await self._stream(call.response, reply.stream)
+
+    async def _stream(self, response: RelayResponse, pieces: AsyncGenerator[bytes, None]) -> None:
+        """Send pieces as fast as the client reads, until it leaves or we stop: nobody waits for its end."""
+        self._leave()
+        try:
+            async for piece in pieces:
+                response.body((piece,))
+                await response.client.drain()
+        finally:
+            self._enter()
+            await pieces.aclose()
 
 
 def origin_form(target: str) -> str:

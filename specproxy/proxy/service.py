@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +32,7 @@ from specproxy.proxy.recorder import Recorder
 from specproxy.proxy.replayer import Replayer
 from specproxy.proxy.router import Router
 from specproxy.proxy.server import ServerLimits
-from specproxy.proxy.status import board_json, lane_json
+from specproxy.proxy.status import Believe, board_json, lane_json
 from specproxy.records import Candidate, Decision, Health, LaneStatus, Situation, TempBucket, Workload
 from specproxy.store import StoreWriter, open_store
 from specproxy.strategies.cost import LaneFacts
@@ -42,6 +42,7 @@ __all__ = ["Service"]
 
 SAVE_EVERY_S = 5.0
 WATCH_EVERY_S = 0.5
+RECENT_SHOWN = 20  # latest requests that an open page is told of
 STATE_FILE = "state.db"
 
 log = structlog.get_logger("specproxy")
@@ -192,9 +193,18 @@ class Service:
     def status(self, *, everything: bool = False) -> dict[str, Any]:
         """What `specproxy status` shows; `everything` adds what earlier set-ups have measured."""
         lanes = self.lanes()
-        since = self.board.since()
+        return self._told(lanes, everything, self._believe(lanes))
+
+    def live(self) -> dict[str, Any]:
+        """What an open page shows: the status without what is costly to find out, and the latest requests."""
+        told = self._told(self.lanes(), False, lambda *_: {})
+        del told["workloads"]
+        return told | {"recent": self.board.recent(RECENT_SHOWN)}
+
+    def _told(self, lanes: Sequence[LaneStatus], everything: bool, believe: Believe) -> dict[str, Any]:
+        since, speeds = self.board.since(), self.board.speeds()
         now = {status.lane.fingerprint for status in lanes}
-        board = board_json(self.board, None if everything else now, believe=self._believe(lanes))
+        board = board_json(self.board, None if everything else now, believe=believe)
         board["requests"]["in_flight"] = self.router.load.in_flight
         rung = self._fleet.rung
         return {
@@ -205,13 +215,13 @@ class Service:
             "rung": rung.json() if rung is not None else None,
             "survey": self._fleet.survey,
             "upstreams": [upstream.json() for upstream in self._fleet.upstreams],
-            "lanes": [lane_json(s, since, self._fleet.address(s.lane)) for s in lanes],
+            "lanes": [lane_json(s, since, self._fleet.address(s.lane), speeds.get(s.lane.id)) for s in lanes],
             **board,
             "learning_curve": self.policy.curves(),
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
         }
 
-    def _believe(self, lanes: Sequence[LaneStatus]) -> Callable[[str, str], Mapping[str, Candidate]]:
+    def _believe(self, lanes: Sequence[LaneStatus]) -> Believe:
         """What the policy believes of each lane now, by target and workload, as a function of these."""
 
         def believe(target: str, key: str) -> Mapping[str, Candidate]:

@@ -33,6 +33,9 @@ class FakeView:
     def status(self, *, everything: bool = False) -> dict[str, Any]:
         return {"version": "x", "all": everything}
 
+    def live(self) -> dict[str, Any]:
+        return self.status()
+
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Decision:
         self.asked.append((path, body))
         if self._failure is not None:
@@ -59,7 +62,9 @@ def test_health_says_ok() -> None:
     assert (reply.status, reply.body) == (200, b'{"status":"ok"}')
 
 
-@pytest.mark.parametrize("name", ["", "metrics", "api/status", "api/recent", "api/explain", "nothing"])
+@pytest.mark.parametrize(
+    "name", ["", "metrics", "api/status", "api/events", "api/recent", "api/explain", "nothing"]
+)
 def test_everything_else_is_guarded(name: str) -> None:
     """A foreign Host and a missing token are refused before anything is looked up."""
     assert ask(f"/specproxy/{name}", headers={"Host": "evil.example"}).status == 403
@@ -74,6 +79,17 @@ def test_status_is_the_views() -> None:
     assert orjson.loads(reply.body) == {"version": "x", "all": False}
     assert ("Cache-Control", "no-store") in reply.headers
     assert orjson.loads(ask("/specproxy/api/status?all=1").body)["all"] is True
+
+
+async def test_events_are_a_stream() -> None:
+    """Of what the view tells live; no proxy in between may hold it back."""
+    reply = ask("/specproxy/api/events")
+    assert (reply.status, reply.content_type) == (200, "text/event-stream")
+    assert {("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")} <= set(reply.headers)
+    assert reply.stream is not None
+    assert [await anext(reply.stream) for _ in range(2)][1] == b'data: {"version":"x","all":false}\n\n'
+    await reply.stream.aclose()
+    assert ask("/specproxy/api/events", method="HEAD").stream is None
 
 
 def test_recent_takes_a_limit() -> None:
