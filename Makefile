@@ -48,7 +48,7 @@ test: $(BASE) $(ENGINE) ## All tests, engines included
 	@$(RUN) -m pytest
 
 test-unit: $(BASE) ## Tests that need no engine (seconds)
-	@$(RUN) -m pytest -m "not engine and not embedded"
+	@$(RUN) -m pytest -m "not engine and not embedded and not browser"
 
 lint: $(BASE) ## Style, imports and types
 	@$(RUN) -m ruff check .

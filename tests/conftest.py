@@ -8,8 +8,11 @@ import shutil
 
 import pytest
 
+from tests.support.browser import BROWSER
+
 NEEDS = {
     "engine": lambda: shutil.which("llama-server") or importlib.util.find_spec("xllamacpp"),
+    "browser": lambda: BROWSER,
     "embedded": lambda: importlib.util.find_spec("llama_cpp"),
 }
 

@@ -11,17 +11,18 @@ from specproxy.cli.tables import print_decision, print_status
 from specproxy.cli.text import duration, size
 from specproxy.proxy.board import Board
 from specproxy.proxy.status import Rung, board_json, lane_json
-from specproxy.records import Health
+from specproxy.records import Health, Workload
 from specproxy.strategies.explain import explained
-from tests.proxy.samples import NGRAM, PLAIN, decision, lane_status, observation
+from tests.proxy.samples import CODE, NGRAM, PLAIN, decision, lane_status, observation
 
 
-def status() -> dict[str, Any]:
+def status(workload: Workload = CODE) -> dict[str, Any]:
     """A status as the service makes it: two lanes, one of them unwell, and some requests."""
     board = Board()
     for n in range(20):
-        board.observe(observation(PLAIN, 0.02 + n * 1e-5))
-        board.observe(observation(NGRAM, 0.01 + n * 1e-5, draft_tokens=100, accepted_tokens=74))
+        board.observe(observation(PLAIN, 0.02 + n * 1e-5, workload=workload))
+        drafts = {"draft_tokens": 100, "accepted_tokens": 74}
+        board.observe(observation(NGRAM, 0.01 + n * 1e-5, workload=workload, **drafts))
     lanes = [
         lane_status(PLAIN),
         lane_status(NGRAM, health=Health.UNHEALTHY, note="was killed by SIGKILL", in_flight=2),

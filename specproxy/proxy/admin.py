@@ -22,7 +22,7 @@ from specproxy.proxy.live import Live
 from specproxy.records import Decision, LaneStatus
 from specproxy.strategies.explain import explained
 
-__all__ = ["PREFIX", "Admin", "Reply", "View"]
+__all__ = ["PREFIX", "Admin", "Reply", "View", "page"]
 
 PREFIX = "/specproxy/"
 EXPLAIN_PATH_HEADER = "x-path"
@@ -75,12 +75,12 @@ class _Call:
 
 
 class Admin:
-    """Answers requests under `PREFIX`."""
+    """Answers requests under `PREFIX`. At most `watchers` streams of events are open at a time."""
 
-    def __init__(self, view: View, guard: Guard) -> None:
+    def __init__(self, view: View, guard: Guard, *, watchers: int = 32) -> None:
         self._view = view
         self._guard = guard
-        self._live = Live(lambda: view.live())
+        self._live = Live(lambda: view.live(), most=watchers)
         self._routes: dict[str, tuple[str, Callable[[_Call], Reply]]] = {
             "": ("GET", self._page),
             "health": ("GET", self._health),
@@ -111,14 +111,13 @@ class Admin:
         return Reply(reply.status, b"", reply.content_type, reply.headers) if method == "HEAD" else reply
 
     def _page(self, _call: _Call) -> Reply:
-        page = resources.files("specproxy.proxy").joinpath("page.html").read_bytes()
         policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
         policy += "; img-src data:"  # the empty icon, without which browsers ask for /favicon.ico
         headers = (
             ("Content-Security-Policy", f"{policy}; frame-ancestors 'none'"),
             ("Cache-Control", "no-cache"),
         )
-        return Reply(200, page, "text/html; charset=utf-8", headers)
+        return Reply(200, page(), "text/html; charset=utf-8", headers)
 
     def _health(self, _call: _Call) -> Reply:
         return _json({"status": "ok"})
@@ -142,6 +141,17 @@ class Admin:
     def _explain(self, call: _Call) -> Reply:
         path = call.headers.get(EXPLAIN_PATH_HEADER) or DEFAULT_EXPLAIN_PATH
         return _json(explained(self._view.explain(path, call.headers, call.body)))
+
+
+def page() -> bytes:
+    """The page in one piece, styles and scripts in it."""
+    folder = resources.files("specproxy.proxy").joinpath("page")
+    html, style, *scripts = (
+        folder.joinpath(name).read_text(encoding="utf-8")
+        for name in ("index.html", "style.css", "charts.js", "page.js")
+    )
+    html = html.replace("<style></style>", f"<style>\n{style}</style>")
+    return html.replace("<script></script>", f"<script>\n{''.join(scripts)}</script>").encode()
 
 
 def _json(data: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
