@@ -12,7 +12,7 @@ WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-embedded test test-unit lint format clean \
-	bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify
+	bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify conformance
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ bench-auto: $(ENGINE) ## The engine's auto against every fixed strategy and leng
 
 bench-verify: $(BASE) ## What verify finds on a real model, and how often it is wrong (4 minutes)
 	@$(RUN) -m benchmarks.bench_verify
+
+conformance: $(BASE) ## The same requests directly and through the proxy, compared byte for byte (3 minutes)
+	@$(RUN) -m benchmarks.conformance
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
