@@ -40,12 +40,21 @@ MAX_LINE = 1 << 16  # bytes of one line of output that are looked at
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run. `log_file` collects the output of all runs, in two files of at most 4 MB."""
+    """What to run. `log_file` collects the output of all runs, in two files of at most 4 MB.
+
+    `listening` finds the address in a line of output, as a URL or as host and port; `on_line` hears every line.
+    A `family` is a command that starts processes of its own: they end with it, however it ends. `up_timeout_s`
+    is how long it may take to be of use, in seconds.
+    """
 
     name: str
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     log_file: Path | None = None
+    listening: re.Pattern[str] = LISTENING
+    on_line: Callable[[str], None] | None = None
+    family: bool = False
+    up_timeout_s: float = 1200.0
 
 
 class LogTail:
@@ -90,6 +99,7 @@ class Child:
         self.tail = tail
         self.started_at = time.monotonic()
         self._process = process
+        self._stopped = False  # by us
         self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reader = Tasks().spawn(self._read(), name=f"output of {spec.name}")
 
@@ -100,7 +110,8 @@ class Child:
         Raises:
             LaneStartError: the operating system refused.
         """
-        tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command]
+        options = ["--family"] if spec.family else []
+        tied = [sys.executable, "-I", "-S", tether.__file__, *options, str(os.getpid()), *spec.command]
         try:
             process = await asyncio.create_subprocess_exec(
                 *tied,
@@ -117,7 +128,8 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id of the command (of its watcher where the system has no parent-death signal)."""
+        """Process id of the command (of its watcher for a family, and where the system has no parent-death
+        signal)."""
         return self._process.pid
 
     @property
@@ -142,7 +154,12 @@ class Child:
         code = self.returncode
         if code is None:
             return f"{self.spec.name} is running"
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        how = f"ended with exit code {code}"
+        if code < 0 or (self.spec.family and code > 128):
+            number = -code if code < 0 else code - 128
+            how = f"was killed by {_signal_name(number)}"
+            if number == signal.SIGKILL and not self._stopped:
+                how += ", as the system does when memory runs out"
         complaints = self.tail.complaints()
         return f"{self.spec.name} {how}" + (f": {complaints}" if complaints else "")
 
@@ -151,6 +168,7 @@ class Child:
 
         If the wait is cancelled it is killed at once.
         """
+        self._stopped = self._stopped or self.returncode is None
         try:
             if self.returncode is None:
                 self._signal(signal.SIGTERM)
@@ -160,10 +178,17 @@ class Child:
             log.warning("%s did not end within %g s and is killed", self.spec.name, grace_s)
         finally:
             if self.returncode is None:
-                self._signal(signal.SIGKILL)
+                self._kill()
         await self._process.wait()
         await self._reader
         self.tail.close()
+
+    def _kill(self) -> None:
+        stdin = self._process.stdin
+        if self.spec.family and stdin is not None:
+            stdin.close()  # the watcher knows whom to kill
+        else:
+            self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -182,8 +207,11 @@ class Child:
                 break
             line = raw.decode("utf-8", "replace").rstrip()
             self.tail.add(line)
-            if not self._address.done() and (found := LISTENING.search(line)):
-                self._address.set_result(found[1].rstrip("/"))
+            if not self._address.done() and (found := self.spec.listening.search(line)):
+                address = found[1].rstrip("/")
+                self._address.set_result(address if "://" in address else f"http://{address}")
+            if self.spec.on_line is not None:
+                self.spec.on_line(line)
         await self._process.wait()
         if not self._address.done():
             self._address.set_exception(LaneStartError(self.ending()))
@@ -226,6 +254,23 @@ class Backoff:
         return float(min(self.longest_s, self.first_s * self.factor ** (self.failures - 1)))
 
 
+async def _come_up(child: Child, up: Callable[[Child], Awaitable[None]]) -> None:
+    """Await `up`, but not forever: a load that hangs would hold up every lane behind it.
+
+    Raises:
+        LaneStartError: it was not of use in time.
+    """
+    limit = asyncio.timeout(child.spec.up_timeout_s)
+    try:
+        async with limit:
+            await up(child)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        reason = f"{child.spec.name} has not come up within {child.spec.up_timeout_s:g} s"
+        raise LaneStartError(reason) from error
+
+
 async def keep(
     spec: ChildSpec,
     *,
@@ -249,7 +294,7 @@ async def keep(
         try:
             async with gate or contextlib.nullcontext():
                 child = await Child.start(spec)
-                await up(child)
+                await _come_up(child, up)
             up_since = time.monotonic()
             backoff.came_up()
             await child.wait()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -133,6 +135,32 @@ def test_the_tail_is_bounded_and_the_file_gets_everything(tmp_path: Path) -> Non
     assert (tmp_path / "logs" / "lane.log").read_text().splitlines() == [f"line {i}" for i in range(10)]
 
 
+def test_the_file_is_rotated(tmp_path: Path) -> None:
+    """Two files at most, of four megabytes at most."""
+    file = tmp_path / "lane.log"
+    tail = LogTail(file=file)
+    for _ in range(90):
+        tail.add("x" * 100_000)
+    tail.close()
+    kept = sorted(tmp_path.iterdir())
+    assert [path.name for path in kept] == ["lane.log", "lane.log.1"]
+    assert all(0 < path.stat().st_size <= 4_000_000 for path in kept)
+
+
+async def test_an_address_may_be_said_in_other_words() -> None:
+    """As host and port too; every line of output is heard."""
+    lines: list[str] = []
+    spec = replace(
+        python("print('on http://no:1'); print('Here at 127.0.0.1:81 now')"),
+        listening=re.compile(r"Here at (\S+)"),
+        on_line=lines.append,
+    )
+    child = await Child.start(spec)
+    assert await child.address() == "http://127.0.0.1:81"
+    await child.stop()
+    assert lines == ["on http://no:1", "Here at 127.0.0.1:81 now"]
+
+
 # --- keeping one -------------------------------------------------------------------------------
 
 
@@ -161,7 +189,7 @@ async def test_a_dead_child_is_replaced() -> None:
     os.kill(first.pid, signal.SIGKILL)
     second = await ups.children.get()
     assert second.pid != first.pid
-    assert ups.reasons == ["child was killed by SIGKILL"]
+    assert ups.reasons == ["child was killed by SIGKILL, as the system does when memory runs out"]
     keeping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await keeping
@@ -186,6 +214,15 @@ async def test_a_crash_loop_ends() -> None:
             backoff=Backoff(first_s=0.01, chances=3),
         )
     assert ups.children.qsize() == 3
+
+
+async def test_a_load_that_hangs_is_a_failure() -> None:
+    """It is stopped and holds up nobody; the reason says how long it had."""
+    ups = Ups()
+    spec = replace(python("import signal; signal.pause()"), up_timeout_s=0.05)
+    with pytest.raises(LaneStartError, match=r"child has not come up within 0.05 s \(given up after 2"):
+        await keep(spec, up=ups.up, down=ups.down, backoff=Backoff(first_s=0.01))
+    assert len(ups.reasons) == 2
 
 
 async def test_a_failing_check_stops_the_child() -> None:
@@ -269,6 +306,61 @@ def test_a_child_dies_with_its_parent(how: signal.Signals) -> None:
         owner.send_signal(how)
         assert gone(pid)
         owner.kill()
+
+
+PARENT = (
+    "import subprocess, sys;"
+    "c = subprocess.Popen([sys.executable, '-c', 'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "print(1, flush=True); signal.pause()'], stdout=subprocess.PIPE); c.stdout.readline();"
+    "print(f'listening on http://h:{c.pid}', flush=True);"
+)
+
+
+def family(code: str) -> ChildSpec:
+    """A child with a child of its own that ignores SIGTERM, and whose process id is the port."""
+    return replace(python(PARENT + code), family=True)
+
+
+@both_loops
+@pytest.mark.parametrize("code", ["c.wait()", "sys.exit(3)"])
+async def test_children_of_a_child_end_with_it(code: str) -> None:
+    """Whether it is stopped or has ended by itself."""
+    child = await Child.start(family(code))
+    grandchild = int((await child.address()).rpartition(":")[2])
+    if "exit" in code:
+        assert await child.wait() == 3
+    await child.stop()
+    assert gone(grandchild)
+
+
+async def test_a_killed_member_of_a_family_is_told_as_any_other() -> None:
+    child = await Child.start(family("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    await child.wait()
+    await child.stop()
+    assert child.ending() == "child was killed by SIGKILL, as the system does when memory runs out"
+
+
+FAMILY_OWNER = """
+import asyncio, sys
+from dataclasses import replace
+from specproxy.adapters.supervise import Child, ChildSpec
+async def main():
+    child = await Child.start(ChildSpec('c', (sys.executable, '-c', sys.argv[1]), family=True))
+    print((await child.address()).rpartition(':')[2], flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def test_children_of_a_child_die_with_us() -> None:
+    """Even if we are killed: nobody is left to hold the memory."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FAMILY_OWNER, PARENT + "c.wait()"], stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        grandchild = int(owner.stdout.readline())
+        owner.kill()
+        assert gone(grandchild)
 
 
 WATCHED = "import sys; from specproxy.adapters import tether; sys.exit(tether.run_watched(sys.argv[1:]))"
