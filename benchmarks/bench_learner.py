@@ -35,10 +35,10 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from specproxy.plot import Line, Panel, write_png
 from benchmarks.sim import oracle_path, play
 from benchmarks.stream import draw_stream, mean_ratio
 from benchmarks.world import World, WorldError, load_worlds
+from specproxy.plot import Line, Panel, write_png
 from specproxy.records import Strategy
 from specproxy.strategies.base import Policy
 from specproxy.strategies.baselines import AlwaysPlain, EpsilonGreedy, FixedLane, RulesOnly, ThompsonOnly, Ucb1
