@@ -28,6 +28,7 @@ from specproxy.records import Strategy
 __all__ = [
     "DEFAULT_PORT",
     "ENV_PREFIX",
+    "CaptureSettings",
     "EngineChoice",
     "LearnerSettings",
     "LimitSettings",
@@ -131,6 +132,15 @@ class LimitSettings(_Section):
     """Client connections at the same time; more are closed at once."""
 
 
+class CaptureSettings(_Section):
+    """Keeping requests, prompts included, for `specproxy bench --captured`. Off by default."""
+
+    requests: int = Field(default=0, ge=0)
+    """Requests to keep in the state directory, readable by you alone; 0 keeps none. Full: no more are kept."""
+    size: Size = 50 * 1024**2
+    """Longest that file may become, in bytes or as 50MiB."""
+
+
 class LogSettings(_Section):
     """What is said while running. Prompt text never is."""
 
@@ -189,6 +199,7 @@ class Settings(_Section):
     """Directory of the statistics."""
     learner: LearnerSettings = LearnerSettings()
     limits: LimitSettings = LimitSettings()
+    capture: CaptureSettings = CaptureSettings()
     log: LogSettings = LogSettings()
 
     @field_validator("upstream", mode="before")

@@ -64,12 +64,16 @@ class Call:
 
 
 class Forwarder:
-    """Forwards calls. Raises what could not be answered; the caller renders it."""
+    """Forwards calls. Raises what could not be answered; the caller renders it.
+
+    `capture` is told path and body of every routed request that its client does not want kept private.
+    """
 
     def __init__(self, router: Router, tasks: Tasks, limits: Limits) -> None:
+        self.limits = limits
+        self.capture: Callable[[str, bytes], None] | None = None
         self._router = router
         self._tasks = tasks
-        self._limits = limits
 
     async def forward(self, call: Call) -> None:
         """Forward a request and relay its response.
@@ -79,17 +83,17 @@ class Forwarder:
             RequestError: the request cannot be served as asked.
         """
         inbound, body = call.inbound, call.request.body
-        if inbound.length is not None and inbound.length > self._limits.body:
-            raise too_long(self._limits.body)
+        if inbound.length is not None and inbound.length > self.limits.body:
+            raise too_long(self.limits.body)
         if inbound.expects_continue and not body.complete:
             call.response.interim(_CONTINUE)
         readable = call.dialect is not None and not inbound.encoded
         in_chunks = inbound.length is None and (body.held > 0 or bool(body.trailers))
-        arriving = not body.complete and (not readable or (inbound.length or 0) > self._limits.inspect)
+        arriving = not body.complete and (not readable or (inbound.length or 0) > self.limits.inspect)
         if arriving or (in_chunks and not readable):
             await self._pass_on(call, b"", False)
             return
-        data, whole = await read_up_to(body, self._limits.inspect)
+        data, whole = await read_up_to(body, self.limits.inspect)
         now = perf_counter()
         facts = read_facts(call.dialect, data) if whole and readable and call.dialect is not None else None
         if facts is None:
@@ -109,6 +113,8 @@ class Forwarder:
                 early.exchange.abort()
             raise
         del facts  # holds the prompt
+        if self.capture is not None and not call.inbound.private:
+            self.capture(call.target.partition("?")[0], body)
         await self._observed(call, ticket, partial(self._try_lanes, call, ticket, body, early))
 
     async def _observed(
@@ -250,7 +256,7 @@ class Forwarder:
     async def _upload(self, call: Call, first: bytes, attempt: Attempt) -> None:
         assert attempt.exchange is not None
         try:
-            await pump(first, call.request.body, attempt.exchange, limit=self._limits.body)
+            await pump(first, call.request.body, attempt.exchange, limit=self.limits.body)
         except BackendError:
             return  # the response, or its failure, says what happened
         except RequestError as error:

@@ -91,6 +91,10 @@ class Handlers:
         """Requests being forwarded now."""
         return self._active
 
+    def capture(self, keep: Callable[[str, bytes], None]) -> None:
+        """Tell `keep` path and body of every routed request, but those that their clients want kept private."""
+        self._forwarder.capture = keep
+
     async def drain(self, grace_s: float) -> bool:
         """Refuse new requests and give those in flight `grace_s` seconds; returns whether all ended."""
         self._closing = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from specproxy.adapters.base import Headers
 
 __all__ = [
+    "CAPTURE_HEADER",
     "OWN_PREFIX",
     "PIN_HEADER",
     "Inbound",
@@ -19,6 +20,7 @@ __all__ = [
 
 OWN_PREFIX = b"x-specproxy-"  # headers of ours: requests keep them from the upstream
 PIN_HEADER = b"x-specproxy-strategy"
+CAPTURE_HEADER = b"x-specproxy-capture"
 
 # RFC 9110 section 7.6.1. Trailer stays: trailers are passed on.
 _HOP_BY_HOP = frozenset(
@@ -46,6 +48,7 @@ class Inbound:
     expects_continue: bool = False
     length: int | None = None  # Content-Length
     encoded: bool = False  # the body has a Content-Encoding
+    private: bool = False  # the client does not want it captured
 
     def without(self, name: bytes) -> Inbound:
         """The same, with the header `name` (lower case) kept from the upstream."""
@@ -58,7 +61,7 @@ def read_inbound(raw: Headers) -> Inbound:
     named: set[bytes] = set()
     pin = None
     length = None
-    expects_continue = encoded = False
+    expects_continue = encoded = private = False
     for item in raw:
         name = item[0].lower()
         if name == b"connection":
@@ -70,12 +73,13 @@ def read_inbound(raw: Headers) -> Inbound:
         elif name.startswith(OWN_PREFIX):
             if name == PIN_HEADER:
                 pin = item[1].decode("utf-8", "replace").strip()
+            private = private or (name == CAPTURE_HEADER and item[1].strip().lower() == b"no")
         elif name == b"expect" and item[1].lower() == b"100-continue":
             expects_continue = True
         else:
             encoded = encoded or name == b"content-encoding"
             kept.append(item)
-    return Inbound(_without(kept, named), pin, expects_continue, length, encoded)
+    return Inbound(_without(kept, named), pin, expects_continue, length, encoded, private)
 
 
 def end_to_end(trailers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -22,6 +22,7 @@ from specproxy.errors import RequestError
 from specproxy.proxy.admin import Admin
 from specproxy.proxy.app import ProxyServer
 from specproxy.proxy.board import Board
+from specproxy.proxy.capture import CAPTURE_FILE, Capture
 from specproxy.proxy.dialects import dialect_of, read_facts
 from specproxy.proxy.fleet import Fleet
 from specproxy.proxy.forward import Limits
@@ -138,6 +139,9 @@ class Service:
         handlers = Handlers(
             self.router, admin=Admin(self, guard), guard=guard.check, reader=guard.reader, limits=limits
         )
+        kept = self.settings.capture
+        capture = Capture(self.settings.state_dir / CAPTURE_FILE, kept.requests, kept.size, self._tasks)
+        handlers.capture(capture.offer)
         self._server = ProxyServer(handlers, ServerLimits(connections=given.connections))
         await self._server.start(self.settings.host, self.settings.port)
         host, port = self._server.addresses[0]
