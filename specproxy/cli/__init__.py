@@ -30,6 +30,7 @@ COMMANDS = {
         "Say where a request would go, and why, without running it.",
     ),
     "verify": ("specproxy.cli.verify", "verify", "Check that every lane says what plain decoding says."),
+    "bench": ("specproxy.cli.bench", "bench", "Measure every lane and adaptive routing against plain."),
     "doctor": ("specproxy.cli.doctor", "doctor", "Look at this machine, and say what would help."),
     "config": ("specproxy.cli.config", "config", "Check, show or describe the configuration."),
     "completion": ("specproxy.cli.completion", "completion", "Print a shell completion script."),

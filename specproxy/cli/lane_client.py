@@ -23,10 +23,11 @@ PIN, RAN_ON = "X-Specproxy-Strategy", "X-Specproxy-Lane"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is asked: `body` holds the prompt or the messages, and nothing that the sampling depends on."""
+    """What is asked: `body` holds the prompt or the messages. `line` is that of its file, 0 without one."""
 
     path: str
     body: Mapping[str, Any] = field(repr=False)
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)

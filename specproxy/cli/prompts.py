@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ BUILT_IN = tuple(Prompt(CHAT, {"messages": [{"role": "user", "content": text}]})
 def read_prompts(file: Path) -> tuple[Prompt, ...]:
     """One prompt a line: a JSON string, or an object with `prompt` (as it is) or `messages` (as a chat).
 
+    What was captured has `path` and `body`: a request as it came.
+
     Other fields of an object go along, but for those that verifying sets itself. Empty lines are left out;
     ``-`` is standard input.
 
@@ -54,7 +57,7 @@ def read_prompts(file: Path) -> tuple[Prompt, ...]:
         if not line.strip():
             continue
         try:
-            found.append(_prompt(json.loads(line)))
+            found.append(replace(_prompt(json.loads(line)), line=number))
         except ValueError as error:
             broken.append(f"{file}, line {number}: {error}")
     if len(broken) > NAMED:
@@ -72,6 +75,9 @@ def _prompt(value: Any) -> Prompt:
         return Prompt(RAW, {"prompt": value})
     if not isinstance(value, dict):
         raise ValueError("should be a string or an object")
+    path, body = value.get("path"), value.get("body")
+    if isinstance(path, str) and path.startswith("/") and isinstance(body, dict):
+        return Prompt(path, body)
     if isinstance(value.get("prompt"), str):
         return Prompt(RAW, value)
     messages = value.get("messages")

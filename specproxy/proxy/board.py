@@ -205,6 +205,8 @@ def _recent_row(seen: Observation, decision: Decision | None) -> dict[str, Any]:
         "prompt_tokens": seen.prompt_tokens,
         "cached_tokens": seen.cached_tokens,
         "output_tokens": seen.output_tokens,
+        "drafted": seen.draft_tokens,
+        "accepted": seen.accepted_tokens,
         "acceptance": seen.acceptance,
         "tok_s": 1 / per_token if per_token else None,
         "ttft_s": seen.ttft_s,
