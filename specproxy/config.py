@@ -29,6 +29,7 @@ __all__ = [
     "DEFAULT_PORT",
     "ENV_PREFIX",
     "CaptureSettings",
+    "Deployment",
     "EngineChoice",
     "LearnerSettings",
     "LimitSettings",
@@ -98,6 +99,16 @@ DRAFTERS = (
 )  # fmt: skip
 """Drafters that a strategy may be made of: ours, and llama-server's own names, which are passed to it."""
 
+
+def _strategy(name: str) -> str:
+    """A strategy's name whose drafters are known."""
+    for drafter in Strategy.parse(name).drafters:
+        if drafter not in DRAFTERS:
+            close = nearest(drafter, list(DRAFTERS))
+            raise ValueError(f"{drafter} is no drafter" + (f"; did you mean {close}?" if close else ""))
+    return name
+
+
 Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
 Url = Annotated[str, BeforeValidator(_url)]
 File = Annotated[Path, BeforeValidator(_home)]
@@ -150,6 +161,58 @@ class LogSettings(_Section):
     """Least severe level that is written."""
 
 
+class Deployment(_Section):
+    """A server, or several that are interchangeable, on which lanes run; on another machine mostly."""
+
+    kind: Literal["openai", "lmstudio", "mlx", "vllm", "sglang"] = "openai"
+    """What serves there: any server with OpenAI's API, LM Studio, mlx_lm.server, vLLM or SGLang."""
+    urls: Annotated[tuple[Url, ...], BeforeValidator(_items)] = Field(min_length=1)
+    """Base URLs of equal servers: each request goes to the least loaded one that is well."""
+    target: str = Field(min_length=1)
+    """Name that clients ask for. Deployments with the same target are a choice."""
+    model: str | None = None
+    """The server's own name for the model. None: the same."""
+    aliases: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
+    """Further names that clients may use."""
+    strategy: str = "plain"
+    """How the server decodes, as it was started: plain, mtp, eagle3, ngram, draft and so on."""
+    drafts: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
+    """Draft models that a request may name (LM Studio, MLX); each is a lane."""
+    draft_tokens: int | None = Field(default=None, ge=1, le=64)
+    """Longest draft that is asked for (MLX)."""
+    report_drafts: bool = False
+    """Ask SGLang for counts of drafts in replies, which clients then see too."""
+    key_env: str | None = None
+    """Environment variable with the key that is sent to the server instead of the client's."""
+    verify_tls: bool = True
+    """Whether the server's certificate must be trusted."""
+    weights: tuple[float, ...] = ()
+    """Shares of the servers at `urls`, in their order. None: equal ones."""
+    load_s: float = Field(default=5.0, ge=0)
+    """Seconds that a change of draft models takes (MLX), until it was measured."""
+
+    @field_validator("strategy")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return _strategy(value)
+
+    @field_validator("weights")
+    @classmethod
+    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if any(weight <= 0 for weight in value):
+            raise ValueError("should be above 0")
+        return value
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with it, one line each."""
+        if self.weights and len(self.weights) != len(self.urls):
+            yield f"{len(self.weights)} weights for {len(self.urls)} urls; give one for each, or none"
+        if self.drafts and self.kind not in ("lmstudio", "mlx"):
+            yield f"{self.kind} has no request field for a draft model; name how it decodes in strategy"
+        if self.key_env and not os.environ.get(self.key_env):
+            yield f"the environment variable {self.key_env} is not set"
+
+
 class Settings(_Section):
     """Everything that can be configured."""
 
@@ -163,6 +226,8 @@ class Settings(_Section):
     """Web origins whose pages may call besides this machine's, such as https://chat.example; * is all."""
     upstream: tuple[Url, ...] = ()
     """Base URLs of running servers. None and no model: the usual ports are probed."""
+    deployments: tuple[Deployment, ...] = ()
+    """Servers with OpenAI's API on which lanes run, on this machine or others; see examples/."""
     model: str | None = None
     """GGUF file to run, or the name of a model that Ollama has."""
     draft: File | None = None
@@ -221,10 +286,7 @@ class Settings(_Section):
     @classmethod
     def _parse_strategies(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in value or ():
-            for drafter in Strategy.parse(name).drafters:
-                if drafter not in DRAFTERS:
-                    close = nearest(drafter, list(DRAFTERS))
-                    raise ValueError(f"{drafter} is no drafter" + (f"; did you mean {close}?" if close else ""))
+            _strategy(name)
         return value
 
     def problems(self) -> list[str]:
@@ -239,6 +301,8 @@ class Settings(_Section):
             found.append("draft: a draft model needs its target; set model too, or manage")
         if self.engine == "embedded" and self.model is None:
             found.append("engine: the embedded engine needs a model; set model too")
+        for number, deployment in enumerate(self.deployments):
+            found += (f"deployments[{number}]: {problem}" for problem in deployment.problems())
         return found
 
 

@@ -198,7 +198,8 @@ class Lane:
     upstream request, `upstream_model` replaces the model name if it is set. `fingerprint` identifies
     target, draft, server build, flags and device: statistics belong to it. `dialects` are those that the lane
     can answer (empty: any), `ctx` is the longest prompt and answer together in tokens (0: not a limit here),
-    `tools` and `media` tell whether it may get requests with tools, and with images or audio.
+    `tools` and `media` tell whether it may get requests with tools, and with images or audio. Lanes with the
+    same strategy and fingerprint are interchangeable; `weight` is a lane's share of what goes to them.
     """
 
     id: str
@@ -217,6 +218,7 @@ class Lane:
     ctx: int = 0
     tools: bool = True
     media: bool = True
+    weight: float = 1.0
 
     def can_answer(self, facts: RequestFacts) -> bool:
         """Whether a request speaks the lane's dialect, has nothing that it may not get, and surely fits.

@@ -17,6 +17,16 @@ NEEDS = {
 }
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many contract checks ran, and over how many adapters: they are the same for all of them."""
+    passed = [
+        r.nodeid for r in terminalreporter.stats.get("passed", []) if "/test_contract.py::Test" in r.nodeid
+    ]
+    if passed:
+        adapters = {name.split("::")[1] for name in passed}
+        terminalreporter.write_line(f"Contract: {len(passed)} checks passed over {len(adapters)} adapters")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Decide what becomes of a test whose part is not installed."""
     for name, present in NEEDS.items():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import urlsplit
 
-from specproxy.adapters.base import UpstreamRequest
+from specproxy.adapters.base import Headers, UpstreamRequest
 from specproxy.errors import ConfigError
 
 __all__ = ["Endpoint"]
@@ -21,7 +21,8 @@ class Endpoint:
     """An upstream's address. `prefix` stands before every request target, without a closing slash.
 
     `strip_origin` drops Origin and Referer, for Ollama on loopback, which answers 403 to pages that it does not
-    list. Whoever sets it has to check the origin itself, as `proxy.guard` does.
+    list. Whoever sets it has to check the origin itself, as `proxy.guard` does. `headers` go with every
+    request, in place of those of the same name.
     """
 
     scheme: str  # http, https or unix
@@ -32,10 +33,17 @@ class Endpoint:
     connect_timeout_s: float = 10.0
     strip_origin: bool = False
     verify_tls: bool = True
+    headers: Headers = field(default=(), repr=False)  # secrets
 
     @classmethod
     def parse(
-        cls, url: str, *, connect_timeout_s: float = 10.0, strip_origin: bool = False, verify_tls: bool = True
+        cls,
+        url: str,
+        *,
+        connect_timeout_s: float = 10.0,
+        strip_origin: bool = False,
+        verify_tls: bool = True,
+        headers: Headers = (),
     ) -> Endpoint:
         """Read ``http://host:port/prefix``, ``https://…`` or ``unix:///path/to/socket``.
 
@@ -54,7 +62,9 @@ class Endpoint:
         else:
             raise ConfigError(f"{url!r} is not an upstream URL", hint="for example http://127.0.0.1:8080")
         port = port or _DEFAULT_PORTS[scheme]
-        return cls(scheme, host, port, socket_path, prefix, connect_timeout_s, strip_origin, verify_tls)
+        return cls(
+            scheme, host, port, socket_path, prefix, connect_timeout_s, strip_origin, verify_tls, headers
+        )
 
     @cached_property
     def url(self) -> str:
@@ -70,6 +80,12 @@ class Endpoint:
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @cached_property
+    def _dropped(self) -> frozenset[bytes]:
+        """Headers of a request that do not go out."""
+        own = frozenset(name.lower() for name, _ in self.headers)
+        return own | _ORIGIN_HEADERS if self.strip_origin else own
+
+    @cached_property
     def _host_line(self) -> bytes:
         authority = self.authority.encode("ascii" if self.host.isascii() else "idna")
         return b" HTTP/1.1\r\nHost: " + authority + b"\r\n"
@@ -78,9 +94,12 @@ class Endpoint:
         """Request line and headers as they go on the wire, with the empty line."""
         target = (self.prefix + request.target).encode("utf-8", "surrogateescape")
         lines = [request.method.encode("ascii"), b" ", target, self._host_line]
+        dropped = self._dropped
         for name, value in request.headers:
-            if not (self.strip_origin and name.lower() in _ORIGIN_HEADERS):
+            if not (dropped and name.lower() in dropped):
                 lines += (name, b": ", value, b"\r\n")
+        for name, value in self.headers:
+            lines += (name, b": ", value, b"\r\n")
         length = request.length if request.body is None else len(request.body)
         if length is None:
             lines.append(b"Transfer-Encoding: chunked\r\n")

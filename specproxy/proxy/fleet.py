@@ -12,6 +12,7 @@ from specproxy.adapters.probe import Prober
 from specproxy.config import Settings
 from specproxy.errors import BackendError
 from specproxy.proxy.beside import Beside, Shared
+from specproxy.proxy.deployments import Deployments
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Rung, Upstream
 from specproxy.proxy.trials import Trials
@@ -37,12 +38,13 @@ class Fleet:
 
     def __init__(self, settings: Settings) -> None:
         self._own = _own_lanes(settings) if settings.model is not None else None
+        self._deployments = Deployments(settings.deployments) if settings.deployments else None
         alone = self._own is None
         beside = partial(_beside, settings, Shared()) if alone and settings.manage else None
         trials = Trials(settings.state_dir / TRIALS_FILE) if alone and settings.probe_fields else None
         self._sidecar = (
             Sidecar(settings.upstream, Prober(), beside=beside, trials=trials, alone=alone)
-            if alone or settings.upstream
+            if settings.upstream or (alone and self._deployments is None)
             else None
         )
         self._changed: Callable[[], None] = lambda: None
@@ -58,6 +60,7 @@ class Fleet:
         """The backends in force, the first one to be asked first."""
         own = self._own.backend if self._own is not None else None
         others = self._sidecar.backends if self._sidecar is not None else ()
+        others += self._deployments.backends if self._deployments is not None else ()
         return (own, *others) if own is not None else others
 
     @property
@@ -70,7 +73,8 @@ class Fleet:
     @property
     def upstreams(self) -> list[Upstream]:
         """Servers that others run."""
-        return self._sidecar.upstreams if self._sidecar is not None else []
+        named = self._deployments.upstreams if self._deployments is not None else []
+        return [*(self._sidecar.upstreams if self._sidecar is not None else []), *named]
 
     @property
     def survey(self) -> dict[str, str]:
@@ -94,6 +98,8 @@ class Fleet:
         """Base URL at which a lane itself can be reached; empty where there is none."""
         if self._sidecar is not None and (address := self._sidecar.address(lane)):
             return address
+        if self._deployments is not None and (address := self._deployments.address(lane)):
+            return address
         return self._own.address(lane) if self._own is not None else ""
 
     @property
@@ -108,6 +114,8 @@ class Fleet:
         """A lane could not be reached, or broke off."""
         if self._sidecar is not None:
             self._sidecar.lane_failed(lane, error)
+        if self._deployments is not None:
+            self._deployments.lane_failed(lane, error)
 
     async def start(self) -> None:
         """Bring everything up, as far as it is ours; returns once requests can be served, or a server is away.
@@ -117,6 +125,8 @@ class Fleet:
         """
         if self._sidecar is not None:
             await self._sidecar.start()
+        if self._deployments is not None:
+            await self._deployments.start()
         if self._own is not None:
             await self._own.plan(self._changed)
             self._changed()
@@ -128,6 +138,8 @@ class Fleet:
             await self._own.aclose()
         if self._sidecar is not None:
             await self._sidecar.aclose()
+        if self._deployments is not None:
+            await self._deployments.aclose()
 
 
 def _beside(settings: Settings, shared: Shared, name: str, suffix: str, changed: Callable[[], None]) -> Beside:

@@ -36,6 +36,7 @@ from specproxy.records import (
     TimingSource,
     Workload,
 )
+from specproxy.strategies.balance import without_equals
 from specproxy.strategies.base import Policy
 from specproxy.strategies.classify import classify
 
@@ -109,6 +110,8 @@ class Router:
         self._prefixes = PrefixMemory()
         self._in_flight: dict[str, int] = {}
         self._per_event: dict[str, float] = {}
+        self._turns: dict[str, int] = {}  # when each lane was last chosen, by a running number
+        self._turn = itertools.count(1)
         self._listeners: list[Listener] = []
         self._error_listeners: list[LaneErrorListener] = []
         self._ids = itertools.count(1)
@@ -185,6 +188,7 @@ class Router:
             raise
         lane = decision.lane
         self._in_flight[lane.id] = self._in_flight.get(lane.id, 0) + 1
+        self._turns[lane.id] = next(self._turn)
         return Ticket(
             id=request_id,
             workload=workload,
@@ -333,15 +337,17 @@ class Router:
         request_id: str,
         blocks: tuple[int, ...],
     ) -> Situation:
+        hits = self._prefixes.hits(blocks, statuses)
+        ready = tuple(s for s in statuses if s.health is Health.READY) or statuses
         return Situation(
             workload=workload,
-            lanes=tuple(s for s in statuses if s.health is Health.READY) or statuses,
+            lanes=ready if pin is not None else without_equals(ready, hits, self._turns),
             at=self._wall(),
             prompt_tokens=facts.prompt_tokens_estimate,
             max_tokens=facts.max_tokens,
             in_flight=self.load.in_flight,
             pin=pin,
-            prefix_hits=self._prefixes.hits(blocks, statuses),
+            prefix_hits=hits,
             repeat=repeat,
             request_id=request_id,
         )
@@ -462,9 +468,11 @@ def _safest(statuses: Sequence[LaneStatus]) -> LaneStatus | None:
 
 
 def _plain_beside(lane: Lane, statuses: Sequence[LaneStatus]) -> LaneStatus | None:
-    """Another lane of the same target that is plain and ready; None for a request that is on plain already."""
+    """Another lane of the same target that is plain and ready; for a request that is on plain already only one
+    that is its equal."""
     if lane.strategy.is_plain:
-        return None
+        ready = (s for s in statuses if s.health is Health.READY and s.lane.fingerprint == lane.fingerprint)
+        return next((s for s in ready if s.lane.id != lane.id and s.lane.strategy.is_plain), None)
     return next((s for s in statuses if s.lane.strategy.is_plain and s.health is Health.READY), None)
 
 

@@ -1,7 +1,8 @@
-"""The contract checks, over the scripted fake and over HTTP."""
+"""The contract checks, over every adapter; how many there are is printed at the end of a run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from specproxy.adapters.base import Backend
 from specproxy.adapters.fake import FakeBackend, FakeExchange, respond
 from specproxy.adapters.http import Endpoint, HttpBackend
+from specproxy.adapters.openai_compat import Deployed
+from specproxy.proxy.deployments import ADAPTERS
 from tests.adapters.contract import BackendContract
 from tests.support.proxy import lane
 from tests.support.upstream import Conn, Upstream, chunk, chunked, tls_context
@@ -17,11 +20,13 @@ from tests.support.upstream import Conn, Upstream, chunk, chunked, tls_context
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
-async def answer(conn: Conn) -> None:
+async def answer(conn: Conn, *, models: bytes = b"") -> None:
     """The upstream of the contract, over HTTP."""
     while True:
         seen = await conn.request()
         match seen.request_line.split(b" ")[1]:
+            case b"/v1/models" if models:
+                await conn.send(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(models), models))
             case b"/parts":
                 await conn.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"one", b"two"))
             case b"/echo":
@@ -84,6 +89,52 @@ class TestHttp(BackendContract):
             await backend.start()
             yield backend
             await backend.aclose()
+
+
+async def listing(conn: Conn) -> None:
+    """The same, of a server with OpenAI's list of models."""
+    await answer(conn, models=json.dumps({"data": [{"id": "m"}]}).encode())
+
+
+class DeployedContract(BackendContract):
+    """A configured server."""
+
+    kind = ""
+
+    @pytest.fixture
+    async def backend(self) -> AsyncIterator[Backend]:
+        async with Upstream(listing) as upstream:
+            spec = Deployed("d", upstream.url, "m", drafts=("small",), report_drafts=True)
+            backend = ADAPTERS[self.kind](spec)
+            await backend.start()
+            await backend.check()
+            yield backend
+            await backend.aclose()
+
+
+class TestOpenAi(DeployedContract):
+    kind = "openai"
+
+
+class TestLmStudio(DeployedContract):
+    kind = "lmstudio"
+
+
+class TestMlx(DeployedContract):
+    kind = "mlx"
+
+
+class TestVllm(DeployedContract):
+    kind = "vllm"
+
+
+class TestSglang(DeployedContract):
+    kind = "sglang"
+
+
+def test_no_adapter_is_left_out() -> None:
+    """Each configured kind runs the contract."""
+    assert {case.kind for case in DeployedContract.__subclasses__()} == set(ADAPTERS)
 
 
 class TestUnixSocket(BackendContract):
