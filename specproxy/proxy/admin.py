@@ -1,7 +1,7 @@
-"""specproxy's own routes, all under /specproxy/: health, status, events, recent, explain, metrics and a page.
+"""specproxy's own routes, all under /specproxy/: the page, what it and scripts are told, metrics, quarantine.
 
 The handlers know nothing of the HTTP server: a request comes in as method, target, headers and body, and a
-`Reply` goes out. Nothing here starts, stops or changes anything.
+`Reply` goes out. Quarantine is all that can be changed here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = ["PREFIX", "Admin", "Reply", "View", "page"]
 
 PREFIX = "/specproxy/"
 EXPLAIN_PATH_HEADER = "x-path"
+MOST_TEXT = 300  # characters of a lane's name or a reason
 DEFAULT_EXPLAIN_PATH = "/v1/chat/completions"
 
 
@@ -55,6 +56,22 @@ class View(Protocol):
 
     def live(self) -> dict[str, Any]:
         """What an open page shows, as named sections of JSON-serialisable data."""
+        ...
+
+    def quarantine(self, lane: str, reason: str, fingerprint: str | None = None) -> LaneStatus:
+        """Take a lane (by id) out of service, if its fingerprint is still the one that is meant.
+
+        Raises:
+            RequestError: there is no such lane, it has changed, or nothing else could answer plainly.
+        """
+        ...
+
+    def lift(self, lane: str, reason: str) -> LaneStatus:
+        """Put a lane (by id) back into service.
+
+        Raises:
+            RequestError: there is no such lane, or it is not in quarantine.
+        """
         ...
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Decision:
@@ -89,6 +106,8 @@ class Admin:
             "api/events": ("GET", self._events),
             "api/recent": ("GET", self._recent),
             "api/explain": ("POST", self._explain),
+            "api/quarantine": ("POST", self._quarantine),
+            "api/lift": ("POST", self._lift),
         }
 
     def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
@@ -141,6 +160,33 @@ class Admin:
     def _explain(self, call: _Call) -> Reply:
         path = call.headers.get(EXPLAIN_PATH_HEADER) or DEFAULT_EXPLAIN_PATH
         return _json(explained(self._view.explain(path, call.headers, call.body)))
+
+    def _quarantine(self, call: _Call) -> Reply:
+        given = _given(call.body, "lane", "reason")
+        status = self._view.quarantine(given["lane"], given["reason"], given.get("fingerprint"))
+        return _json({"lane": status.lane.id, "health": str(status.health), "note": status.note})
+
+    def _lift(self, call: _Call) -> Reply:
+        given = _given(call.body, "lane")
+        status = self._view.lift(given["lane"], given.get("reason", "by hand"))
+        return _json({"lane": status.lane.id, "health": str(status.health), "note": status.note})
+
+
+def _given(body: bytes, *needed: str) -> dict[str, str]:
+    """A JSON object of texts, one line each.
+
+    Raises:
+        RequestError: it is something else, or lacks what is needed.
+    """
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError("this is no JSON object") from error
+    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+        raise RequestError("this is no JSON object of texts")
+    if missing := [name for name in needed if not data.get(name)]:
+        raise RequestError(f"{missing[0]} is missing")
+    return {name: " ".join(value.split())[:MOST_TEXT] for name, value in data.items()}
 
 
 def page() -> bytes:

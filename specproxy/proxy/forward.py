@@ -107,7 +107,8 @@ class Forwarder:
         sole = self._router.sole(facts, call.inbound.pin)
         early = self._begin_early(call, body, *sole) if sole is not None else None
         try:
-            ticket = self._router.route(facts, pin=call.inbound.pin, now=now)
+            inbound = call.inbound
+            ticket = self._router.route(facts, pin=inbound.pin, now=now, verifying=inbound.verifying)
         except BaseException:
             if early is not None and early.exchange is not None:
                 early.exchange.abort()

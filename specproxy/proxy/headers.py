@@ -21,6 +21,7 @@ __all__ = [
 OWN_PREFIX = b"x-specproxy-"  # headers of ours: requests keep them from the upstream
 PIN_HEADER = b"x-specproxy-strategy"
 CAPTURE_HEADER = b"x-specproxy-capture"
+VERIFY_HEADER = b"x-specproxy-verify"
 
 # RFC 9110 section 7.6.1. Trailer stays: trailers are passed on.
 _HOP_BY_HOP = frozenset(
@@ -49,6 +50,7 @@ class Inbound:
     length: int | None = None  # Content-Length
     encoded: bool = False  # the body has a Content-Encoding
     private: bool = False  # the client does not want it captured
+    verifying: bool = False  # a pinned lane is asked although it is in quarantine
 
     def without(self, name: bytes) -> Inbound:
         """The same, with the header `name` (lower case) kept from the upstream."""
@@ -61,7 +63,7 @@ def read_inbound(raw: Headers) -> Inbound:
     named: set[bytes] = set()
     pin = None
     length = None
-    expects_continue = encoded = private = False
+    expects_continue = encoded = private = verifying = False
     for item in raw:
         name = item[0].lower()
         if name == b"connection":
@@ -74,12 +76,13 @@ def read_inbound(raw: Headers) -> Inbound:
             if name == PIN_HEADER:
                 pin = item[1].decode("utf-8", "replace").strip()
             private = private or (name == CAPTURE_HEADER and item[1].strip().lower() == b"no")
+            verifying = verifying or name == VERIFY_HEADER
         elif name == b"expect" and item[1].lower() == b"100-continue":
             expects_continue = True
         else:
             encoded = encoded or name == b"content-encoding"
             kept.append(item)
-    return Inbound(_without(kept, named), pin, expects_continue, length, encoded, private)
+    return Inbound(_without(kept, named), pin, expects_continue, length, encoded, private, verifying)
 
 
 def end_to_end(trailers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -115,9 +115,11 @@ def _gauges(lanes: Sequence[LaneStatus]) -> Iterable[Metric]:
     up = GaugeMetricFamily("specproxy_lane_up", "1 where a lane takes requests.", labels=labels)
     busy = GaugeMetricFamily("specproxy_requests_running", "Requests in flight on a lane.", labels=labels)
     memory = GaugeMetricFamily("specproxy_lane_memory_bytes", "Memory that a lane costs.", labels=labels)
+    held = GaugeMetricFamily("specproxy_lane_quarantined", "1 where verify found a fault.", labels=labels)
     for status in lanes:
         values = (status.lane.target, status.lane.strategy.name, status.lane.id)
         up.add_metric(values, status.health is Health.READY)
         busy.add_metric(values, status.in_flight)
         memory.add_metric(values, status.lane.memory_bytes)
-    yield from (up, busy, memory)
+        held.add_metric(values, status.health is Health.QUARANTINED)
+    yield from (up, busy, memory, held)

@@ -19,6 +19,7 @@ from specproxy.adapters.base import Backend
 from specproxy.errors import BackendError, LaneUnavailable, RequestError, SpecproxyError
 from specproxy.proxy.load import Load, Stay
 from specproxy.proxy.prefixes import PrefixMemory
+from specproxy.proxy.quarantine import Quarantine, held_back
 from specproxy.proxy.repeats import RepeatMemory
 from specproxy.proxy.tap import ReplyFacts
 from specproxy.records import (
@@ -99,6 +100,7 @@ class Router:
         primary: str | None = None,
         wall: Callable[[], float] = time.time,
         repeats: RepeatMemory | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.policy = policy
         self.load = Load()
@@ -107,6 +109,7 @@ class Router:
         self._primary = primary
         self._wall = wall
         self._repeats = repeats or RepeatMemory()
+        self._quarantine = quarantine or Quarantine()
         self._prefixes = PrefixMemory()
         self._in_flight: dict[str, int] = {}
         self._per_event: dict[str, float] = {}
@@ -137,8 +140,8 @@ class Router:
         self._error_listeners.append(listener)
 
     def lanes(self) -> tuple[LaneStatus, ...]:
-        """Every lane as it is now, with the requests that we have in flight on it."""
-        return tuple(self._counted(status) for backend in self._backends for status in backend.lanes())
+        """Every lane as it is now, quarantine included, with the requests that we have in flight on it."""
+        return tuple(self._quarantine.seen(status) for status in self._all_lanes())
 
     def default(self) -> tuple[Backend, Lane]:
         """Where a request goes that is not routed: a plain lane of the primary backend if it has one.
@@ -151,7 +154,7 @@ class Router:
             if not self._backends:
                 raise LaneUnavailable("no upstream is configured")
             backend = self._backends[0]
-        status = _safest(backend.lanes())
+        status = _safest([self._quarantine.seen(status) for status in backend.lanes()])
         if status is not None:
             return backend, status.lane
         return backend, Lane("default", backend.name, "", Strategy(), Control.OBSERVE, fingerprint="")
@@ -162,16 +165,18 @@ class Router:
 
     # --- one request ---
 
-    def route(self, facts: RequestFacts, *, pin: str | None, now: float) -> Ticket:
+    def route(self, facts: RequestFacts, *, pin: str | None, now: float, verifying: bool = False) -> Ticket:
         """Decide where a request runs. Every ticket must come back through `finish`.
 
+        With `verifying`, a pinned lane answers although it is in quarantine.
+
         Raises:
-            RequestError: 400, the pinned strategy does not exist here.
+            RequestError: 400, the pinned strategy does not exist here, or is in quarantine.
             LaneUnavailable: no lane can take it now.
         """
         workload = classify(facts)
         request_id = f"{self._run}{next(self._ids):08x}"
-        statuses = self._lanes_for(facts)
+        statuses = self._lanes_for(facts, self._all_lanes() if verifying and pin is not None else self.lanes())
         target = statuses[0].lane.target if statuses else facts.model or ""
         repeat = self._repeats.add(self._repeats.digest(target, facts.turns))
         blocks = self._prefixes.blocks(facts.turns)
@@ -179,7 +184,7 @@ class Router:
         try:
             if statuses:
                 situation = self._situation(facts, workload, statuses, pin, repeat, request_id, blocks)
-                decision = self._decide(situation)
+                decision = self._decide(situation, statuses)
             else:
                 decision = self._unnamed(workload)
         except SpecproxyError as error:
@@ -244,7 +249,7 @@ class Router:
 
         Then the request can be on its way before `route` is asked, which will say the same.
         """
-        statuses = self._lanes_for(facts)
+        statuses = self._lanes_for(facts, self.lanes())
         if pin is not None or len(statuses) != 1 or statuses[0].health is not Health.READY:
             return None
         lane = statuses[0].lane
@@ -255,16 +260,17 @@ class Router:
         """What `route` would decide, without counting or remembering anything.
 
         Raises:
-            RequestError: 400, the pinned strategy does not exist here.
+            RequestError: 400, the pinned strategy does not exist here, or is in quarantine.
             LaneUnavailable: no lane can take it now.
         """
         workload = classify(facts)
-        statuses = self._lanes_for(facts)
+        statuses = self._lanes_for(facts, self.lanes())
         if not statuses:
             return self._unnamed(workload)
         repeat = self._repeats.knows(self._repeats.digest(statuses[0].lane.target, facts.turns))
         blocks = self._prefixes.blocks(facts.turns)
-        decision = self._decide(self._situation(facts, workload, statuses, pin, repeat, "", blocks))
+        situation = self._situation(facts, workload, statuses, pin, repeat, "", blocks)
+        decision = self._decide(situation, statuses)
         return dataclasses.replace(decision, repeat=repeat)
 
     def fall_back(self, ticket: Ticket, error: str) -> bool:
@@ -316,10 +322,14 @@ class Router:
 
     # --- parts ---
 
-    def _lanes_for(self, facts: RequestFacts) -> tuple[LaneStatus, ...]:
+    def _all_lanes(self) -> tuple[LaneStatus, ...]:
+        """Every lane, as if none were in quarantine."""
+        return tuple(self._counted(status) for backend in self._backends for status in backend.lanes())
+
+    def _lanes_for(self, facts: RequestFacts, lanes: Sequence[LaneStatus]) -> tuple[LaneStatus, ...]:
         """Lanes of the model's target that can answer: those that name it, else those that take any name."""
         model = facts.model
-        statuses = [s for s in self.lanes() if s.lane.can_answer(facts)]
+        statuses = [s for s in lanes if s.lane.can_answer(facts)]
         named = [s for s in statuses if model in s.lane.models]
         fitting = named or [s for s in statuses if not s.lane.models or model is None]
         if not fitting:
@@ -352,8 +362,11 @@ class Router:
             request_id=request_id,
         )
 
-    def _decide(self, situation: Situation) -> Decision:
-        """The policy's choice. Without a ready lane the safest other one is tried: health may lag behind."""
+    def _decide(self, situation: Situation, statuses: Sequence[LaneStatus]) -> Decision:
+        """The policy's choice. Without a ready lane the safest other one is tried: health may lag behind.
+
+        `statuses` are all lanes of the target, those among them that the situation leaves out.
+        """
         if situation.lanes[0].health is not Health.READY:
             status = _safest(situation.lanes)
             if status is None:
@@ -366,7 +379,8 @@ class Router:
         except LaneUnavailable as error:
             if situation.pin is None:
                 raise
-            raise RequestError(error.message, hint=error.hint) from error
+            held = held_back(situation.pin, statuses)
+            raise held or RequestError(error.message, hint=error.hint) from error
         except Exception:
             log.exception("the policy failed")
             status = _safest(situation.lanes) or situation.lanes[0]

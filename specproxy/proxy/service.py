@@ -18,7 +18,7 @@ import structlog
 from specproxy import __version__
 from specproxy.adapters.tasks import Tasks
 from specproxy.config import Settings
-from specproxy.errors import RequestError
+from specproxy.errors import RequestError, StoreError
 from specproxy.proxy.admin import Admin
 from specproxy.proxy.app import ProxyServer
 from specproxy.proxy.board import Board
@@ -29,6 +29,7 @@ from specproxy.proxy.forward import Limits
 from specproxy.proxy.guard import Guard
 from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.headers import PIN_HEADER
+from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.recorder import Recorder
 from specproxy.proxy.replayer import Replayer
 from specproxy.proxy.router import Router
@@ -45,6 +46,7 @@ SAVE_EVERY_S = 5.0
 WATCH_EVERY_S = 0.5
 RECENT_SHOWN = 20  # latest requests that an open page is told of
 STATE_FILE = "state.db"
+QUARANTINE = "quarantine"  # name of its state in the store
 
 log = structlog.get_logger("specproxy")
 
@@ -69,7 +71,14 @@ class Service:
             )
         )
         self._looking_rng = np.random.default_rng()  # looking at beliefs draws, and must not disturb decisions
-        self.router = Router((), self.policy, rng=np.random.default_rng(), primary=self._fleet.primary)
+        self._quarantine = Quarantine()
+        self.router = Router(
+            (),
+            self.policy,
+            rng=np.random.default_rng(),
+            primary=self._fleet.primary,
+            quarantine=self._quarantine,
+        )
         self._writer: StoreWriter | None = None
         self._recorder: Recorder | None = None
         self._server: ProxyServer | None = None
@@ -154,7 +163,16 @@ class Service:
         self._writer = StoreWriter(store, on_error=lambda error: log.warning("statistics", error=str(error)))
         self._recorder = Recorder(self._writer, self.policy, self.board, take_changes=self.policy.take_events)
         await self._recorder.restore()
+        await self._restore_quarantine(self._writer)
         self.router.on_observation(self._recorder)
+
+    async def _restore_quarantine(self, writer: StoreWriter) -> None:
+        try:
+            state = await writer.run(lambda store: store.load_policy(QUARANTINE))
+            if state is not None:
+                self._quarantine.load(state)
+        except (StoreError, ValueError) as error:
+            log.warning("earlier quarantine cannot be used", error=str(error))
 
     # --- background ------------------------------------------------------------------------------
 
@@ -221,6 +239,7 @@ class Service:
             "upstreams": [upstream.json() for upstream in self._fleet.upstreams],
             "lanes": [lane_json(s, since, self._fleet.address(s.lane), speeds.get(s.lane.id)) for s in lanes],
             **board,
+            "quarantine": self._quarantine.dump()["sentences"],
             "learning_curve": self.policy.curves(),
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
         }
@@ -237,6 +256,53 @@ class Service:
             return {c.lane: c for c in self.policy.choose(situation, self._looking_rng).candidates}
 
         return believe
+
+    def quarantine(self, lane: str, reason: str, fingerprint: str | None = None) -> LaneStatus:
+        """Take a lane out of service, and remember it over restarts.
+
+        Raises:
+            RequestError: there is no such lane, it has changed, or it is the only plain one of its model.
+        """
+        found = self._named(lane).lane
+        if fingerprint is not None and fingerprint != found.fingerprint:
+            raise RequestError(f"lane {lane} is not what it was", status=409, code="lane_changed")
+        if found.strategy.is_plain and not any(
+            s.lane.strategy.is_plain and s.lane.target == found.target and s.lane.id != lane
+            for s in self.lanes()
+            if s.health is not Health.QUARANTINED
+        ):
+            message = f"lane {lane} is the only plain one of {found.target}, so it has to go on"
+            raise RequestError(message, status=409, code="only_plain_lane")
+        self._quarantine.put(found, reason)
+        return self._quarantine_changed(lane)
+
+    def lift(self, lane: str, reason: str) -> LaneStatus:
+        """Put a lane back into service.
+
+        Raises:
+            RequestError: there is no such lane, or it is not in quarantine.
+        """
+        if not self._quarantine.lift(self._named(lane).lane):
+            raise RequestError(f"lane {lane} is not in quarantine", status=409, code="not_quarantined")
+        if self._recorder is not None:
+            self._recorder.event("quarantine_lifted", reason, lane)
+        return self._quarantine_changed(lane)
+
+    def _quarantine_changed(self, lane: str) -> LaneStatus:
+        self._log_lanes()
+        if self._writer is not None:
+            self._writer.save_policy(QUARANTINE, self._quarantine.dump(), time.time())
+        return self._named(lane)
+
+    def _named(self, lane: str) -> LaneStatus:
+        lanes = self.lanes()
+        found = next((status for status in lanes if status.lane.id == lane), None)
+        if found is None:
+            names = ", ".join(status.lane.id for status in lanes) or "none"
+            raise RequestError(
+                f"there is no lane {lane}", status=404, code="no_such_lane", hint=f"lanes: {names}"
+            )
+        return found
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Decision:
         """Where a request would go, without running it or learning from it.

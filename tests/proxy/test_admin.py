@@ -36,6 +36,12 @@ class FakeView:
     def live(self) -> dict[str, Any]:
         return self.status()
 
+    def quarantine(self, lane: str, reason: str, fingerprint: str | None = None) -> LaneStatus:
+        raise NotImplementedError
+
+    def lift(self, lane: str, reason: str) -> LaneStatus:
+        raise NotImplementedError
+
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Decision:
         self.asked.append((path, body))
         if self._failure is not None:
@@ -63,7 +69,18 @@ def test_health_says_ok() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "metrics", "api/status", "api/events", "api/recent", "api/explain", "nothing"]
+    "name",
+    [
+        "",
+        "metrics",
+        "api/status",
+        "api/events",
+        "api/recent",
+        "api/explain",
+        "api/quarantine",
+        "api/lift",
+        "nothing",
+    ],
 )
 def test_everything_else_is_guarded(name: str) -> None:
     """A foreign Host and a missing token are refused before anything is looked up."""
@@ -135,6 +152,7 @@ def test_explain_says_why_it_cannot(failure: Exception, status: int) -> None:
         ("POST", "api/status", 405),
         ("GET", "api/explain", 405),
         ("HEAD", "api/explain", 405),
+        ("GET", "api/quarantine", 405),
         ("GET", "nothing", 404),
         ("GET", "api/../api/status", 404),
         ("DELETE", "", 405),

@@ -20,6 +20,7 @@ def test_a_request_is_sorted_out() -> None:
             (b"EXPECT", b"100-Continue"),
             (b"X-Specproxy-Strategy", b" ngram "),
             (b"x-specproxy-token", b"t"),
+            (b"X-Specproxy-Verify", b"1"),
             (b"Content-Encoding", b"gzip"),
             (b"x-one", b"2"),
         )
@@ -28,6 +29,7 @@ def test_a_request_is_sorted_out() -> None:
     assert (inbound.pin, inbound.length) == ("ngram", 12)
     assert inbound.expects_continue
     assert inbound.encoded
+    assert inbound.verifying
 
 
 def test_other_expectations_go_on() -> None:
