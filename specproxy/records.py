@@ -429,7 +429,8 @@ class EngineReport:
     """What the engine tells the learner when a request has ended.
 
     `widths` maps verify width (tokens in one step, 1 is plain) to (steps, seconds). Token ids serve replay
-    and are forgotten after it.
+    and are forgotten after it. `plans` is how many steps used which drafter and length (``mtp:3``,
+    ``forced:4>draft:2``, ``plain``), and `stopped_drafting` why the last steps drafted nothing.
     """
 
     request_id: str
@@ -440,4 +441,5 @@ class EngineReport:
     prompt_ids: tuple[int, ...] = field(default=(), repr=False)
     output_ids: tuple[int, ...] = field(default=(), repr=False)
     stopped_drafting: str = ""
+    plans: tuple[tuple[str, int], ...] = ()
     version: int = SIDE_CHANNEL_VERSION

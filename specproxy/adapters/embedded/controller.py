@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 __all__ = ["Controller", "FixedController", "Plan", "StepOutcome", "StepView"]
@@ -10,10 +10,30 @@ __all__ = ["Controller", "FixedController", "Plan", "StepOutcome", "StepView"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who drafts, and how many tokens at most. Length 0 is a plain step."""
+    """Who drafts, and how many tokens at most. Length 0 is a plain step.
+
+    In a chain, `lead_length` tokens of a drafter that costs nothing (`lead`) come first, and `drafter` goes on
+    behind them. `expected` is how many tokens the step is expected to give.
+    """
 
     drafter: str = "plain"
     length: int = 0
+    lead: str = ""
+    lead_length: int = 0
+    expected: float = field(default=1.0, compare=False)
+
+    @property
+    def total(self) -> int:
+        """Tokens drafted, at most."""
+        return self.lead_length + self.length
+
+    @property
+    def label(self) -> str:
+        """For people and reports: ``plain``, ``mtp:3``, ``forced:4>mtp:2``."""
+        if not self.length:
+            return self.drafter
+        lead = f"{self.lead}:{self.lead_length}>" if self.lead_length else ""
+        return f"{lead}{self.drafter}:{self.length}"
 
 
 PLAIN = Plan()
@@ -25,7 +45,9 @@ class StepView:
 
     `ready` are the drafters that could propose now, `match_length` is how many tokens the best earlier place
     agrees over (0: no place, or no n-gram drafter), `limits` the longest draft of each drafter, `room` the most
-    draft tokens that can be used, `streams` the sequences that decode in the same step.
+    draft tokens that can be used, `streams` the sequences that decode in the same step. `forced` is how many
+    tokens the grammar leaves no choice about, `context` how many tokens came before. The other sequences feed
+    `others_width` tokens in this step, which are expected to give `others_tokens` (None: one each).
     """
 
     ready: tuple[str, ...]
@@ -34,6 +56,10 @@ class StepView:
     room: int
     position: int
     streams: int = 1
+    forced: int = 0
+    context: int = 0
+    others_width: int | None = None
+    others_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +67,10 @@ class StepOutcome:
     """What became of a plan. `seconds` is the whole step's time, None where other sequences shared it.
 
     `copied` is how many tokens of the n-gram drafter's proposal this step has shown to be right or wrong,
-    whoever drafted, and `agreed` how many of those were right from the first one on. `late` is how many tokens
-    the drafter had to catch up with before it could guess.
+    whoever drafted, and `agreed` how many of those were right from the first one on; `forced`, `shown` and
+    `followed` are the same of the grammar's forced tokens: how many there were, were shown, and were right.
+    `late` is how many tokens the drafter had to catch up with before it could guess. `proposed` counts the
+    draft before the grammar cut it at its first illegal token.
     """
 
     plan: Plan
@@ -54,6 +82,10 @@ class StepOutcome:
     copied: int = 0
     agreed: int = 0
     late: int = 0
+    proposed: int = 0
+    forced: int = 0
+    shown: int = 0
+    followed: int = 0
 
 
 class Controller(Protocol):
@@ -65,6 +97,10 @@ class Controller(Protocol):
 
     def learn(self, outcome: StepOutcome) -> None:
         """Take in how a step went."""
+        ...
+
+    def explain(self) -> str:
+        """Why nothing is drafted any more; empty while something is, and where no choice is made."""
         ...
 
 
@@ -85,3 +121,7 @@ class FixedController:
 
     def learn(self, outcome: StepOutcome) -> None:
         """A fixed strategy learns nothing."""
+
+    def explain(self) -> str:
+        """See `Controller`."""
+        return ""

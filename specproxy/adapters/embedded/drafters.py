@@ -38,15 +38,15 @@ class ChainedDrafter:
         raise NotImplementedError
 
     def settle(self, sequence: Sequence, accepted: int) -> None:
-        """Part of this drafter's own draft was accepted: remember which cells stay valid."""
+        """Part of the draft was accepted: remember which cells stay valid."""
         raise NotImplementedError
 
     def feed(self, sequence: Sequence, count: int, *, outputs: int) -> None:
         """Put the next `count` of the sequence's tokens into the batch."""
         raise NotImplementedError
 
-    def chain(self, sequence: Sequence, token: int, row: int) -> None:
-        """Put a drafted token into the batch behind those that are there; `row` is its output row."""
+    def chain(self, sequence: Sequence, token: int, row: int, at: int) -> None:
+        """Put the draft's token number `at` into the batch; `row` is the output row before it."""
         raise NotImplementedError
 
     def forget(self, slot: Slot) -> None:
@@ -90,17 +90,22 @@ class ChainedDrafter:
         for sequence in sequences:
             self._begin(sequence, self.missing(sequence), outputs=1)
         live = list(sequences)
+        at = 0
         while live:
             context.decode(batch)
             tokens = context.logits(len(live)).argmax(axis=1).tolist()
             batch.clear()
             going_on = []
             for row, (sequence, token) in enumerate(zip(live, tokens, strict=True)):
-                sequence.draft.append(token)
-                if len(sequence.draft) < sequence.plan.length:
-                    self.chain(sequence, token, row)
+                if at < len(sequence.draft):  # drafted by another, to be gone on from
+                    token = sequence.draft[at]
+                else:
+                    sequence.draft.append(token)
+                if at + 1 < sequence.plan.total:
+                    self.chain(sequence, token, row, at)
                     going_on.append(sequence)
             live = going_on
+            at += 1
 
     def _begin(self, sequence: Sequence, count: int, *, outputs: int) -> None:
         slot = sequence.slot
@@ -127,10 +132,10 @@ class DraftModel(ChainedDrafter):
         self.batch.add(tokens, slot.n_draft, slot.id, outputs=outputs)
         slot.n_draft += count
 
-    def chain(self, sequence: Sequence, token: int, row: int) -> None:  # noqa: ARG002  # the MTP head's need
+    def chain(self, sequence: Sequence, token: int, row: int, at: int) -> None:  # noqa: ARG002  # the MTP head's need
         """See `ChainedDrafter`."""
         slot = sequence.slot
-        self.batch.add([token], slot.n_draft + len(sequence.draft) - 1, slot.id, outputs=1)
+        self.batch.add([token], slot.n_draft + at, slot.id, outputs=1)
         slot.stale.add(self.name)
 
     def settle(self, sequence: Sequence, accepted: int) -> None:
@@ -165,11 +170,11 @@ class MtpHead(ChainedDrafter):
         self.batch.add(tokens, slot.n_mtp, slot.id, outputs=outputs, rows=rows)
         slot.n_mtp += count
 
-    def chain(self, sequence: Sequence, token: int, row: int) -> None:
+    def chain(self, sequence: Sequence, token: int, row: int, at: int) -> None:
         """See `ChainedDrafter`."""
         slot = sequence.slot
         hidden = self.context.hidden(row + 1)[row:]
-        self.batch.add([token], slot.n_mtp + len(sequence.draft) - 1, slot.id, outputs=1, rows=hidden)
+        self.batch.add([token], slot.n_mtp + at, slot.id, outputs=1, rows=hidden)
         slot.stale.add(self.name)
 
     def settle(self, sequence: Sequence, accepted: int) -> None:

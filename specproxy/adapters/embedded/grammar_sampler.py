@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,13 @@ class Grammar:
         if "\0" in gbnf:
             raise RequestError("the grammar holds a NUL character")
         with captured_log() as lines:
-            self._handle = lib.llama_sampler_init_grammar(vocabulary.handle, gbnf.encode(), b"root")
-            if not self._handle:
+            handle = lib.llama_sampler_init_grammar(vocabulary.handle, gbnf.encode(), b"root")
+            if not handle:
                 raise RequestError(f"failed to parse grammar: {' '.join(lines) or 'no root rule'}")
+        self._begin(handle)
+
+    def _begin(self, handle: ctypes.c_void_p) -> None:
+        self._handle: ctypes.c_void_p | None = handle
         self._one = lib.llama_token_data(0, 1.0, 0.0)
         self._array = lib.llama_token_data_array(ctypes.pointer(self._one), 1, -1, False)
         self._asked: int | None = None  # the token that was last found to be legal here
@@ -63,6 +68,27 @@ class Grammar:
             raise BackendError(f"the grammar does not allow token {token} here")
         lib.llama_sampler_accept(self._handle, token)
         self._asked = None
+
+    def fork(self) -> Grammar:
+        """Another one that stands at the same place and goes on by itself, to be closed by itself."""
+        other = Grammar.__new__(Grammar)
+        other._begin(lib.llama_sampler_clone(self._handle))
+        return other
+
+    def legal_start(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens, from the first one on, may come next one after the other."""
+        if not tokens or not self.allows(tokens[0]):
+            return 0
+        ahead = self.fork()
+        try:
+            for i, token in enumerate(tokens):
+                if not ahead.allows(token):
+                    return i
+                if i + 1 < len(tokens):
+                    ahead.accept(token)
+        finally:
+            ahead.close()
+        return len(tokens)
 
     def close(self) -> None:
         """Free it; idempotent."""

@@ -22,6 +22,7 @@ __all__ = ["Runtime"]
 log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 8192
+CAPACITY = {"ngram": 16, "draft": 8, "mtp": 6}  # tokens that a draft may have where that costs no memory
 
 
 class Runtime:
@@ -33,6 +34,8 @@ class Runtime:
         batch: the batch for it.
         drafters: those that run a model, by name.
         limits: longest draft by drafter name, n-gram included; empty if the target cannot roll back.
+        usual: longest draft by drafter name where a request's fixed strategy says nothing.
+        longest: tokens that one sequence's draft may have at all.
         refused: why a drafter cannot run, by name.
         per_sequence: tokens of context that each sequence has.
         cache_bytes: memory that parked sequences may take, as much as the caches themselves do.
@@ -49,6 +52,7 @@ class Runtime:
         self.drafters: dict[str, ChainedDrafter] = {}
         self.refused: dict[str, str] = {}
         self.limits: dict[str, int] = {}
+        self.usual = {"ngram": options.ngram_max, "draft": options.draft_max, "mtp": options.mtp_max}
         self._closers: list[Model | Context] = []
         try:
             self._load(options)
@@ -76,10 +80,13 @@ class Runtime:
             draft = None  # it is not loaded
         train = self.facts.context_length or DEFAULT_CONTEXT
         self.per_sequence = options.context or min(train, DEFAULT_CONTEXT)
-        longest = max(options.draft_max, options.mtp_max, options.ngram_max)
         self.target = self._model(options.model, options, mtp=options.mtp and not self._no_head())
         if not self.target.generates:
             raise ModelFileError(f"{options.model} is not a causal language model")
+        self._most = dict(self.usual)
+        if not self.target.recurrent:  # which would need a copy of its state for every token of a draft
+            self._most = {name: max(n, CAPACITY[name]) for name, n in self.usual.items()}
+        self.longest = longest = max(self._most.values())
         states = longest if self.target.recurrent else 0
         self.memory = memory_needs(self.facts, draft, options, context=self.per_sequence, states=states)
         if not options.weights.gpu_layers:
@@ -101,15 +108,15 @@ class Runtime:
             self.refused = dict.fromkeys(("ngram", "draft", "mtp", "auto"), why)
             return
         longest = rollback or 10**9
-        self.limits["ngram"] = min(options.ngram_max, longest)
+        self.limits["ngram"] = min(self._most["ngram"], longest)
         if why := self._load_draft(options):
             self.refused["draft"] = why
         else:
-            self.limits["draft"] = min(options.draft_max, longest)
+            self.limits["draft"] = min(self._most["draft"], longest)
         if why := self._load_mtp(options):
             self.refused["mtp"] = why
         else:
-            self.limits["mtp"] = min(options.mtp_max, longest)
+            self.limits["mtp"] = min(self._most["mtp"], longest)
 
     def _load_draft(self, options: EngineOptions) -> str:
         """Set up the draft model; returns why not, if not."""

@@ -93,6 +93,11 @@ class Sampler:
             return token
         return self._legal(row)
 
+    @property
+    def grammar(self) -> Grammar | None:
+        """Where the text stands in its grammar, if it has one."""
+        return self._grammar
+
     def highest(self, rows: Floats) -> list[int]:
         """The token with the highest logit, bias included, in each row; shape (n, n_vocab)."""
         tokens: list[int] = rows.argmax(axis=1).tolist()

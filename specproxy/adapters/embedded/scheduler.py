@@ -20,8 +20,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from specproxy.adapters.embedded.auto import AutoController, StepCosts
+from specproxy.adapters.embedded.auto import AutoController
 from specproxy.adapters.embedded.controller import PLAIN, Controller, FixedController, StepView
+from specproxy.adapters.embedded.costs import StepCosts
+from specproxy.adapters.embedded.forced import ForcedDrafter, Spelling
 from specproxy.adapters.embedded.llama import DecodeError, NoRoomError
 from specproxy.adapters.embedded.runtime import Runtime
 from specproxy.adapters.embedded.sampler import Sampler
@@ -58,7 +60,8 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._emit = emit
         self._slots = Slots(runtime)
-        self._costs = StepCosts()
+        self.costs = StepCosts()
+        self._spelling: Spelling | None = None  # made for the first grammar
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
@@ -139,14 +142,21 @@ class Scheduler:
         drafters, controller = self._plan_for(request)
         sequence = Sequence(request, sink, sampler, self._vocabulary, controller, limit)
         sequence.drafters = drafters
-        sequence.limits = dict(runtime.limits)
-        if request.strategy.n_max is not None:
-            sequence.limits = {name: min(n, request.strategy.n_max) for name, n in runtime.limits.items()}
+        most = request.strategy.n_max
+        if most is not None:
+            sequence.limits = {name: min(n, most) for name, n in runtime.limits.items()}
+        elif "auto" in request.strategy.drafters:
+            sequence.limits = dict(runtime.limits)
+        else:
+            sequence.limits = {name: min(n, runtime.usual[name]) for name, n in runtime.limits.items()}
+        if sampler.grammar is not None and "auto" in request.strategy.drafters:
+            self._spelling = self._spelling or Spelling(self._vocabulary)
+            sequence.forced = ForcedDrafter(sampler.grammar, self._spelling)
         return sequence
 
     def _plan_for(self, request: GenerateRequest) -> tuple[tuple[str, ...], Controller]:
         if "auto" in request.strategy.drafters:
-            controller = AutoController(self._costs, self._runtime.options.ngram_match, request.priors)
+            controller = AutoController(self.costs, self._runtime.options.ngram_match, request.priors)
             return tuple(self._runtime.limits), controller
         return request.strategy.drafters, FixedController()
 
@@ -193,15 +203,24 @@ class Scheduler:
         self._admit()
         started = time.perf_counter()
         decoding = [s for s in self._running if not s.prefilling and not s.sink.full]
+        width, tokens = len(decoding), float(len(decoding))  # that all feed, and are expected to get
         for sequence in decoding:
-            self._plan(sequence, len(decoding))
+            self._plan(sequence, len(decoding), width - 1, tokens - 1)
+            width += sequence.plan.total
+            tokens += sequence.plan.expected - 1
         self._propose(decoding)
+        self._prune(decoding)
         parts = self._fill(decoding)
         if not parts:
             return False
+        drafted = time.perf_counter()
         self._decode()
         logits = self._runtime.context.logits(max(1, self._runtime.batch.n_out))
-        seconds = time.perf_counter() - started if len(parts) == 1 else None
+        ended = time.perf_counter()
+        seconds = ended - started if len(parts) == 1 else None
+        if len(parts) == len(decoding):
+            context = sum(s.slot.n for s in decoding) // len(decoding)
+            self.costs.decoded(self._runtime.batch.n, ended - drafted, context)
         for sequence, count, at, row in parts:
             rows = logits[row : row + 1 + len(sequence.draft)]
             try:
@@ -215,11 +234,13 @@ class Scheduler:
                 self._abandon(sequence, error)
         return True
 
-    def _plan(self, sequence: Sequence, streams: int) -> None:
+    def _plan(self, sequence: Sequence, streams: int, others_width: int, others_tokens: float) -> None:
         sequence.draft, sequence.draft_seconds, sequence.match_length = [], 0.0, 0
-        sequence.plan, sequence.copied, sequence.late = PLAIN, [], 0
+        sequence.plan, sequence.copied, sequence.run, sequence.late = PLAIN, [], [], 0
         room = min(
-            sequence.limit - sequence.n_output - 1, self._runtime.per_sequence - len(sequence.tokens) - 1
+            sequence.limit - sequence.n_output - 1,
+            self._runtime.per_sequence - len(sequence.tokens) - 1,
+            self._runtime.longest,
         )
         if room < 1 or not sequence.drafters:
             return
@@ -227,6 +248,8 @@ class Scheduler:
         if sequence.ngram is not None:
             copied += sequence.ngram.draft(min(sequence.limits["ngram"], room))
             sequence.match_length = sequence.ngram.match_length
+        if sequence.forced is not None:
+            sequence.run = sequence.forced.draft(room)
         sequence.plan = sequence.controller.plan(
             StepView(
                 ready=sequence.drafters,
@@ -235,10 +258,17 @@ class Scheduler:
                 room=room,
                 position=sequence.n_output,
                 streams=streams,
+                forced=len(sequence.run),
+                context=len(sequence.tokens) - 1,
+                others_width=others_width,
+                others_tokens=others_tokens,
             )
         )
-        if sequence.plan.drafter == "ngram":
-            sequence.draft = copied[: sequence.plan.length]
+        plan, free = sequence.plan, {"ngram": copied, "forced": sequence.run}
+        if plan.lead:
+            sequence.draft = free[plan.lead][: plan.lead_length]
+        elif plan.drafter in free:
+            sequence.draft = free[plan.drafter][: plan.length]
 
     def _propose(self, decoding: list[Sequence]) -> None:
         """Let the drafters that run a model propose, each for all of its sequences at once."""
@@ -260,6 +290,18 @@ class Scheduler:
                     ready.append(sequence)
             if ready:
                 drafter.propose(ready)
+            if len(ready) == 1:
+                (only,) = ready
+                self.costs.guessed(name, len(only.draft), only.draft_seconds, only.late)
+
+    @staticmethod
+    def _prune(decoding: list[Sequence]) -> None:
+        """Cut drafts at the first token that the grammar does not allow: the rest would be verified in vain."""
+        for sequence in decoding:
+            sequence.proposed = len(sequence.draft)
+            grammar = sequence.sampler.grammar
+            if grammar is not None and sequence.draft and sequence.plan.drafter != "forced":
+                del sequence.draft[grammar.legal_start(sequence.draft) :]
 
     def _fill(self, decoding: list[Sequence]) -> list[tuple[Sequence, int, int, int]]:
         """Build the step's batch: (sequence, tokens, index of the first, index of its first logits row)."""
@@ -347,6 +389,8 @@ class Scheduler:
     def _went_on(self, sequence: Sequence, new: list[int], reason: str) -> None:
         if sequence.ngram is not None:
             sequence.ngram.extend(new)
+        if sequence.forced is not None:
+            sequence.forced.extend(new)
         if reason:
             self._finish(sequence, reason)
         elif (event := sequence.event()) is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specproxy.adapters.embedded.controller import PLAIN, Controller, Plan, StepOutcome
+from specproxy.adapters.embedded.forced import ForcedDrafter
 from specproxy.adapters.embedded.prefix_cache import Slot
 from specproxy.adapters.embedded.sampler import Sampler
 from specproxy.adapters.embedded.text import TextStream
@@ -73,7 +74,8 @@ class Tally:
     accepted: int = 0
     widths: dict[int, list[float]] = field(default_factory=dict)  # width → [steps, seconds]
     by_drafter: dict[str, _DrafterTally] = field(default_factory=dict)
-    stopped: str = ""
+    plans: dict[str, int] = field(default_factory=dict)  # steps by plan
+    stopped: str = ""  # which drafter cannot go on, and why
 
     def add(self, outcome: StepOutcome) -> None:
         """Count one step."""
@@ -84,12 +86,26 @@ class Tally:
             width = self.widths.setdefault(1 + outcome.drafted, [0, 0.0])
             width[0] += 1
             width[1] += outcome.seconds
-        if outcome.drafted:
-            name = outcome.plan.drafter
-            tally = self.by_drafter.get(name)
-            if tally is None:
-                tally = self.by_drafter[name] = _DrafterTally()
-            tally.add(outcome)
+        plan = outcome.plan
+        self.plans[plan.label] = self.plans.get(plan.label, 0) + 1
+        lead = min(plan.lead_length, outcome.drafted)
+        if lead:
+            self._of(plan.lead).add(outcome, lead, min(outcome.accepted, lead), lead)
+        if outcome.proposed > lead:
+            tally = self._of(plan.drafter)
+            tally.add(
+                outcome,
+                outcome.drafted - lead,
+                max(0, outcome.accepted - lead),
+                outcome.proposed - lead if outcome.accepted >= lead else 0,
+            )
+            tally.seconds += outcome.draft_seconds
+
+    def _of(self, drafter: str) -> _DrafterTally:
+        tally = self.by_drafter.get(drafter)
+        if tally is None:
+            tally = self.by_drafter[drafter] = _DrafterTally()
+        return tally
 
     def report(self, sequence: Sequence) -> EngineReport:
         """For the learner."""
@@ -101,7 +117,8 @@ class Tally:
             widths={width: (int(steps), seconds) for width, (steps, seconds) in self.widths.items()},
             prompt_ids=sequence.request.prompt,
             output_ids=tuple(sequence.tokens[sequence.n_prompt :]),
-            stopped_drafting=self.stopped,
+            stopped_drafting="; ".join(filter(None, (self.stopped, sequence.controller.explain()))),
+            plans=tuple(self.plans.items()),
         )
 
 
@@ -114,17 +131,17 @@ class _DrafterTally:
     positions: list[list[int]] = field(default_factory=list)  # [accepted, tried]
     matches: list[list[int]] = field(default_factory=list)
 
-    def add(self, outcome: StepOutcome) -> None:
+    def add(self, outcome: StepOutcome, drafted: int, accepted: int, proposed: int) -> None:
+        """Count this drafter's part of a step; of `proposed` tokens the grammar has left `drafted`."""
         self.steps += 1
-        self.drafted += outcome.drafted
-        self.accepted += outcome.accepted
-        self.seconds += outcome.draft_seconds
-        tried = min(outcome.drafted, outcome.accepted + 1)  # what comes after a rejected token was not tried
-        _count(self.positions, outcome.accepted, tried)
+        self.drafted += drafted
+        self.accepted += accepted
+        tried = min(proposed, accepted + 1)  # what comes after a rejected token was not tried
+        _count(self.positions, accepted, tried)
         if outcome.match_length:
             while len(self.matches) <= outcome.match_length:
                 self.matches.append([0, 0])
-            self.matches[outcome.match_length][0] += outcome.accepted
+            self.matches[outcome.match_length][0] += accepted
             self.matches[outcome.match_length][1] += tried
 
     def report(self, name: str) -> DrafterReport:
@@ -181,6 +198,9 @@ class Sequence:
         self.plan = PLAIN
         self.draft: list[int] = []
         self.copied: list[int] = []  # what the n-gram drafter proposes, whoever drafts
+        self.proposed = 0  # tokens of the draft before the grammar cut it
+        self.forced: ForcedDrafter | None = None
+        self.run: list[int] = []  # what the grammar forces from here on
         self.draft_seconds = 0.0
         self.late = 0  # tokens that the drafter lacked before this step
         self.match_length = 0
@@ -262,12 +282,7 @@ class Sequence:
 
     def outcome(self, accepted: int, new: Seq[int], seconds: float | None) -> StepOutcome:
         """This step, for the controller and the report; `new` are the tokens that it gave."""
-        plan = self.plan if self.draft else Plan()
-        agreed = 0
-        for guess, token in zip(self.copied, new, strict=False):
-            if guess != token:
-                break
-            agreed += 1
+        plan = self.plan if self.proposed else Plan()
         return StepOutcome(
             plan,
             self.match_length,
@@ -276,8 +291,12 @@ class Sequence:
             seconds,
             self.draft_seconds,
             copied=min(len(self.copied), len(new)),
-            agreed=agreed,
+            agreed=_agreement(self.copied, new),
             late=self.late,
+            proposed=self.proposed,
+            forced=len(self.run),
+            shown=min(len(self.run), len(new)),
+            followed=_agreement(self.run, new),
         )
 
     def _logprob(self, token: int, row: Floats, alternatives: int) -> TokenLogprob:
@@ -296,3 +315,9 @@ class Sequence:
             float(row[token]) - total,
             tuple((i, piece(i, special=True), float(row[i]) - total) for i in top),
         )
+
+
+def _agreement(guesses: Seq[int], tokens: Seq[int]) -> int:
+    """How many guesses are right, from the first one on."""
+    pairs = enumerate(zip(guesses, tokens, strict=False))
+    return next((i for i, (guess, token) in pairs if guess != token), min(len(guesses), len(tokens)))

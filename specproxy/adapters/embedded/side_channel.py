@@ -89,6 +89,7 @@ def encode_report(report: EngineReport) -> bytes:
         "prompt_ids": report.prompt_ids,
         "output_ids": report.output_ids,
         "stopped_drafting": report.stopped_drafting,
+        "plans": dict(report.plans),
     }
     return orjson.dumps(data)
 
@@ -101,9 +102,9 @@ def decode_report(data: bytes) -> EngineReport:
     """
     fields = _object(data)
     widths = fields.get("widths", {})
-    drafters = fields.get("drafters", [])
-    if not isinstance(widths, dict) or not isinstance(drafters, list):
-        raise ValueError("'widths' or 'drafters' is of the wrong type")
+    drafters, plans = fields.get("drafters", []), fields.get("plans", {})
+    if not isinstance(widths, dict) or not isinstance(drafters, list) or not isinstance(plans, dict):
+        raise ValueError("'widths', 'drafters' or 'plans' is of the wrong type")
     return EngineReport(
         request_id=_text(fields, "id"),
         strategy=_text(fields, "strategy"),
@@ -113,6 +114,7 @@ def decode_report(data: bytes) -> EngineReport:
         prompt_ids=_ids(fields.get("prompt_ids", ())),
         output_ids=_ids(fields.get("output_ids", ())),
         stopped_drafting=_text(fields, "stopped_drafting"),
+        plans=tuple((label, _number(steps, int)) for label, steps in plans.items()),
         version=_version(fields),
     )
 

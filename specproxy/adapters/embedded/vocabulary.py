@@ -58,6 +58,10 @@ class Vocabulary:
             raise BackendError(f"token {token} is not in the vocabulary of {self.size}")
         return self._read_piece(token, special=True) if special else self._pieces[token]
 
+    def single_bytes(self) -> dict[int, int]:
+        """A token for each byte that has one of its own."""
+        return {piece[0]: i for i, piece in reversed(list(enumerate(self._pieces))) if len(piece) == 1}
+
     def ends(self, token: int) -> bool:
         """Whether a token ends the generation."""
         return token in self._ends

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
 
-from specproxy.adapters.embedded.auto import CURVE, GUESS, Acceptance, AutoController, StepCosts
+from specproxy.adapters.embedded.auto import AutoController
 from specproxy.adapters.embedded.controller import (
     PLAIN,
     Controller,
@@ -19,6 +19,7 @@ from specproxy.adapters.embedded.controller import (
     StepOutcome,
     StepView,
 )
+from specproxy.adapters.embedded.costs import CURVE, GUESS, StepCosts
 from specproxy.records import EnginePriors
 
 PLAIN_S = 0.02
@@ -89,7 +90,11 @@ def run(
         drafting = plan.length * PLAIN_S * GUESS.get(plan.drafter, 0.0)
         took = seconds(1 + plan.length, steepness) + drafting
         copied = min(LIMITS["ngram"], new) if match else 0
-        controller.learn(StepOutcome(plan, match, plan.length, hits, took, drafting, copied, agreed))
+        if isinstance(controller, AutoController):
+            controller.costs.decoded(1 + plan.length, took - drafting)
+            controller.costs.guessed(plan.drafter, plan.length if drafting else 0, drafting)
+        outcome = StepOutcome(plan, match, plan.length, hits, took, drafting, copied, agreed)
+        controller.learn(replace(outcome, proposed=plan.length))
         steps[plan] += 1
         spent += took
         at += new
@@ -202,6 +207,7 @@ def test_trials_become_rare_while_they_fail() -> None:
 def test_copies_are_learnt_without_using_them() -> None:
     """A plain step shows whether the copy's first token was right."""
     controller = auto()
+    controller.costs.decoded(1, PLAIN_S)
     for _ in range(30):
         controller.learn(StepOutcome(PLAIN, 12, 0, 0, PLAIN_S, copied=1, agreed=0))
     view = StepView(("ngram",), 12, LIMITS, 50, 30)
@@ -231,46 +237,3 @@ def test_many_streams_make_drafts_shorter() -> None:
         run(Text().add(200, {"mtp": 0.62}), controller)
         lengths.append(controller.plan(StepView(("mtp",), 0, LIMITS, 50, 200, streams=streams)).length)
     assert lengths[1] <= lengths[0]
-
-
-def test_an_interrupted_step_does_not_upset_the_costs() -> None:
-    """A pause of the machine counts as a few steps at most."""
-    costs = StepCosts()
-    for _ in range(50):
-        costs.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S))
-    before = costs.verify(1)
-    costs.learn(StepOutcome(PLAIN, 0, 0, 0, 100 * PLAIN_S))
-    assert costs.verify(1) <= 1.2 * before
-
-
-def test_catching_up_is_not_taken_for_the_cost_of_a_guess() -> None:
-    """A drafter's first proposal goes through the whole prompt."""
-    costs = StepCosts()
-    costs.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S))
-    before = costs.guess("draft")
-    plan = Plan("draft", 2)
-    costs.learn(StepOutcome(plan, 0, 2, 2, 1.03, draft_seconds=1.0, late=900))
-    assert costs.guess("draft") == before
-    costs.learn(StepOutcome(plan, 0, 2, 2, 0.045, draft_seconds=0.02, late=3))
-    assert costs.guess("draft") > before
-
-
-def test_good_guesses_make_longer_drafts_likely() -> None:
-    """A position that was never tried is judged by those before it."""
-    acceptance = Acceptance([0.6])
-    before = list(zip(range(4), acceptance.chances(), strict=False))[3][1]
-    for _ in range(30):
-        acceptance.add(0, 1, 1)
-        acceptance.add(1, 1, 1)
-    after = list(zip(range(4), acceptance.chances(), strict=False))[3][1]
-    assert before < 0.6 < 0.8 < after
-
-
-def test_a_million_steps_leave_the_counts_sound() -> None:
-    """Forgetting keeps them small, and chances between 0 and 1."""
-    acceptance = Acceptance([0.5])
-    for i in range(1_000_000):
-        acceptance.fade(0.96)
-        acceptance.add(0, i % 4 > 0, 1)
-    assert acceptance.counts[0][1] == pytest.approx(25, rel=0.01)
-    assert 0.6 < acceptance.chance(0) < 0.8

@@ -1,0 +1,174 @@
+"""What verifying and drafting cost on this machine, in seconds: profiled at load, refined by every step.
+
+A decode of `width` tokens behind `context` tokens takes ``base(width) + base(1) * slope(width) * context``: a
+staircase in the width, which no formula knows beforehand, and a line in the context. Holds no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+__all__ = ["CURVE", "GUESS", "StepCosts"]
+
+# Cost of verifying w tokens in plain steps, where nothing was measured yet: a dense model on a CPU.
+CURVE = ((1, 1.0), (2, 1.15), (3, 1.25), (4, 1.55), (5, 1.62), (6, 1.78), (8, 2.2), (10, 2.55), (16, 3.5))
+GUESS = {"mtp": 0.12, "draft": 0.15}  # cost of one guess, in plain steps
+SHRINK = 2.0  # measurements at one width that count as much as the curve's shape
+RATE = 0.1  # of a measurement in a running mean
+OUTLIER = 3.0  # times the mean: a step that was interrupted by something else
+KNOWN = 10  # measurements behind a mean that was read from a file, at most
+LATE = 8  # tokens to catch up with that make a drafter's time say nothing about a guess
+FAR = 256  # tokens of context below which a step says nothing about their cost
+SLOPE_RATE = 0.05
+STEEPEST = 1e-2  # of a plain step, for each token of context
+
+
+@dataclass(slots=True)
+class Mean:
+    """A running mean that an interruption does not upset."""
+
+    value: float = 0.0
+    n: int = 0
+
+    def add(self, sample: float) -> None:
+        """Count a measurement."""
+        if self.n and sample > OUTLIER * self.value:
+            sample = OUTLIER * self.value
+        self.n += 1
+        self.value += max(RATE, 1 / self.n) * (sample - self.value)
+
+    def shrunk(self, expected: float) -> float:
+        """The mean, held back towards what was expected while there is little evidence."""
+        n = min(self.n, 1 / RATE)
+        return (n * self.value + SHRINK * expected) / (n + SHRINK)
+
+
+class StepCosts:
+    """Seconds that verifying and drafting take. Shared by all sequences on a model.
+
+    Before anything was measured the unit is a plain step, which is all that a choice needs.
+
+    Args:
+        slope: expected cost of a token of context, as a share of a plain step at none.
+    """
+
+    def __init__(self, slope: float = 0.0) -> None:
+        self._widths: dict[int, Mean] = {}
+        self._guesses: dict[str, Mean] = {}
+        self._slope = slope  # for widths that were not seen far into a context
+        self._slopes: dict[int, float] = {}
+
+    def decoded(self, width: int, seconds: float, context: int = 0) -> None:
+        """Take in a decode of `width` tokens in all, by sequences with `context` tokens on average."""
+        if self.knows_plain and width in self._widths and context >= FAR:
+            self._steepen(width, seconds, context)
+            return
+        expected = self._unit * self._steepness(width) * context if self.knows_plain else 0.0
+        self._widths.setdefault(width, Mean()).add(max(seconds - expected, 0.3 * seconds))
+
+    def guessed(self, drafter: str, count: int, seconds: float, late: int = 0) -> None:
+        """Take in `count` guesses; `late` is how many tokens the drafter had to catch up with before."""
+        if count and late <= LATE:
+            self._guesses.setdefault(drafter, Mean()).add(seconds / count)
+
+    def verify(self, width: int, context: int = 0) -> float:
+        """A decode of `width` tokens."""
+        mean = self._widths.get(width)
+        if mean is not None and mean.n >= KNOWN:
+            base = mean.value
+        else:
+            expected = self._unit * self._shape(width)
+            base = expected if mean is None else mean.shrunk(expected)
+        return base + self._unit * self._steepness(width) * context
+
+    def guess(self, drafter: str) -> float:
+        """One drafted token."""
+        expected = self._unit * GUESS.get(drafter, 0.0)
+        mean = self._guesses.get(drafter)
+        return expected if mean is None else mean.shrunk(expected)
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether a plain step was measured, which all else is compared with."""
+        return 1 in self._widths
+
+    @property
+    def widths(self) -> Mapping[int, float]:
+        """Seconds by width, as measured, without what context costs."""
+        return {width: self._widths[width].value for width in sorted(self._widths)}
+
+    def to_json(self) -> dict[str, Any]:
+        """What was measured, as JSON-serialisable data."""
+        return {
+            "widths": {str(width): [mean.value, mean.n] for width, mean in self._widths.items()},
+            "guesses": {name: [mean.value, mean.n] for name, mean in self._guesses.items()},
+            "slopes": {str(width): slope for width, slope in self._slopes.items()},
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take in what `to_json` gave.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            widths = {int(width): _mean(pair) for width, pair in data["widths"].items()}
+            guesses = {str(name): _mean(pair) for name, pair in data["guesses"].items()}
+            slopes = {int(width): _bounded(float(slope)) for width, slope in data["slopes"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the costs of steps: {error!r}") from None
+        self._widths, self._guesses, self._slopes = widths, guesses, slopes
+
+    def _steepen(self, width: int, seconds: float, context: int) -> None:
+        """Move the slope towards what this step says of it."""
+        seconds = min(seconds, OUTLIER * self.verify(width, context))
+        seen = (seconds - self._widths[width].value) / (self._unit * context)
+        slope = self._steepness(width)
+        self._slopes[width] = _bounded(slope + SLOPE_RATE * (seen - slope))
+
+    def _steepness(self, width: int) -> float:
+        own = self._slopes.get(width)
+        return own if own is not None else self._slopes.get(1, self._slope)
+
+    def _shape(self, width: int) -> float:
+        """Of widths that were not measured: between the neighbours that were, by `CURVE`."""
+        shape = _curve(width)
+        below = [w for w in self._widths if w < width]
+        above = [w for w in self._widths if w > width]
+        if not below or not self.knows_plain:
+            return shape
+        w0 = max(below)
+        c0 = self._widths[w0].value / self._unit
+        if not above:
+            return c0 * shape / _curve(w0)
+        w1 = min(above)
+        c1 = self._widths[w1].value / self._unit
+        share = (shape - _curve(w0)) / (_curve(w1) - _curve(w0))
+        return c0 + share * (c1 - c0)
+
+    @property
+    def _unit(self) -> float:
+        return self._widths[1].value if self.knows_plain else 1.0
+
+
+def _mean(pair: Any) -> Mean:
+    value, n = float(pair[0]), int(pair[1])
+    if not 0 < value < 1e6 or n < 1:
+        raise ValueError(f"{pair!r} is no measurement")
+    return Mean(value, min(n, KNOWN))
+
+
+def _bounded(slope: float) -> float:
+    return min(max(slope, 0.0), STEEPEST)
+
+
+def _curve(width: int) -> float:
+    """`CURVE`, interpolated, and continued by its last slope."""
+    for (w0, c0), (w1, c1) in pairwise(CURVE):
+        if width <= w1:
+            return c0 + (c1 - c0) * (width - w0) / (w1 - w0)
+    (w0, c0), (w1, c1) = CURVE[-2:]
+    return c1 + (c1 - c0) / (w1 - w0) * (width - w1)

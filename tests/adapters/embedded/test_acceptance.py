@@ -1,0 +1,81 @@
+"""Posteriors of acceptance: priors that give way, and counts that stay sound."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from specproxy.adapters.embedded.acceptance import Acceptance
+
+
+def feed(acceptance: Acceptance, chance: float, count: int, *, fade: float = 0.96) -> None:
+    """Count guesses of which an even share is right."""
+    due = 0.0
+    for _ in range(count):
+        due += chance
+        hit = due >= 1
+        due -= hit
+        acceptance.fade(fade)
+        acceptance.add(0, hit, 1)
+
+
+def test_good_guesses_make_longer_drafts_likely() -> None:
+    """A position that was never tried is judged by those before it."""
+    acceptance = Acceptance([0.6])
+    before = list(islice(acceptance.chances(), 4))[3]
+    for _ in range(30):
+        acceptance.add(0, 1, 1)
+        acceptance.add(1, 1, 1)
+    after = list(islice(acceptance.chances(), 4))[3]
+    assert before < 0.6 < 0.8 < after
+
+
+def test_the_learners_positions_count_each_for_itself() -> None:
+    """They fall faster than we would expect."""
+    acceptance = Acceptance([0.65], [(900, 1000), (600, 1000), (300, 1000)])
+    first, second, third, fourth = islice(acceptance.chances(), 4)
+    assert first > 0.82
+    assert 0.55 < second < 0.65
+    assert 0.3 < third < 0.42
+    assert fourth < third
+
+
+@pytest.mark.parametrize(("belief", "truth"), [(0.95, 0.1), (0.1, 0.95), (0.5, 0.25), (0.4, 0.8)])
+def test_a_wrong_prior_is_outvoted_and_does_not_come_back(belief: float, truth: float) -> None:
+    """However sure the learner was; not after an idle while either."""
+    acceptance = Acceptance([0.65], [(1000 * belief, 1000.0)])
+    feed(acceptance, truth, 100)
+    assert acceptance.chance(0) == pytest.approx(truth, abs=0.1)
+    for _ in range(2000):
+        acceptance.fade(0.995)
+    assert acceptance.chance(0) == pytest.approx(truth, abs=0.17)
+
+
+def test_a_right_prior_is_what_idleness_leads_back_to() -> None:
+    """A bad stretch is forgotten."""
+    acceptance = Acceptance([0.65], [(90, 100)])
+    feed(acceptance, 0.0, 8)
+    assert (bad := acceptance.chance(0)) < 0.5
+    for _ in range(1000):
+        acceptance.fade(0.995)
+    assert acceptance.chance(0) > max(0.5, bad + 0.1)
+
+
+def test_a_change_is_followed_within_some_tens_of_guesses() -> None:
+    acceptance = Acceptance([0.65])
+    feed(acceptance, 0.9, 200)
+    feed(acceptance, 0.1, 40)
+    assert acceptance.chance(0) < 0.35
+
+
+def test_a_million_steps_leave_the_counts_sound() -> None:
+    """Forgetting keeps them small, and chances between 0 and 1."""
+    acceptance = Acceptance([0.5])
+    for i in range(1_000_000):
+        acceptance.fade(0.96)
+        acceptance.add(0, i % 4 > 0, 1)
+    cell = acceptance._cells[0]
+    assert cell.recent == pytest.approx(25, rel=0.01)
+    assert cell.tried == pytest.approx(100, rel=0.01)
+    assert 0.6 < acceptance.chance(0) < 0.8

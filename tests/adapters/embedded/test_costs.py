@@ -1,0 +1,115 @@
+"""What is known of a machine's speed: measured, kept, and not upset by an interruption."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specproxy.adapters.embedded.costs import StepCosts
+
+PLAIN_S = 0.02
+
+
+def known(slope: float = 0.0, **by_width: float) -> StepCosts:
+    """Costs that were measured often enough to be believed, by ``w<width>`` in plain steps."""
+    costs = StepCosts(slope)
+    for name, ratio in {"w1": 1.0, **by_width}.items():
+        for _ in range(20):
+            costs.decoded(int(name[1:]), PLAIN_S * ratio)
+    return costs
+
+
+def test_an_interrupted_step_does_not_upset_the_costs() -> None:
+    """A pause of the machine counts as a few steps at most."""
+    costs = known()
+    before = costs.verify(1)
+    costs.decoded(1, 100 * PLAIN_S)
+    assert costs.verify(1) <= 1.21 * before
+
+
+def test_catching_up_is_not_taken_for_the_cost_of_a_guess() -> None:
+    """A drafter's first proposal goes through the whole prompt."""
+    costs = known()
+    before = costs.guess("draft")
+    costs.guessed("draft", 2, 1.0, late=900)
+    assert costs.guess("draft") == before
+    costs.guessed("draft", 2, 0.02, late=3)
+    assert costs.guess("draft") > before
+
+
+def test_widths_that_were_not_measured_lie_between_their_neighbours() -> None:
+    """A steep machine is steep between its measurements too, and behind the last one."""
+    costs = known(w4=4.0, w8=8.0)
+    assert 4.0 < costs.verify(6) / PLAIN_S < 8.0
+    assert 1.0 < costs.verify(2) / PLAIN_S < 4.0
+    assert costs.verify(16) / PLAIN_S > 10.0
+
+
+def test_one_measurement_counts_less_than_many() -> None:
+    """Noise at one width does not decide at once."""
+    costs = known()
+    expected = costs.verify(5)
+    costs.decoded(5, 10 * PLAIN_S)
+    once = costs.verify(5)
+    for _ in range(20):
+        costs.decoded(5, 10 * PLAIN_S)
+    assert expected < once < costs.verify(5)
+    assert costs.verify(5) == pytest.approx(10 * PLAIN_S, rel=0.01)
+
+
+def test_context_is_learnt_by_width() -> None:
+    """Narrow steps read the cache once, wide ones compute with it as well."""
+    costs = known(w8=2.0)
+    for i in range(400):
+        context = 500 + i
+        costs.decoded(1, PLAIN_S * (1 + 1e-3 * context), context)
+        costs.decoded(8, PLAIN_S * (2 + 3e-3 * context), context)
+    assert costs.verify(1, 2000) == pytest.approx(3 * PLAIN_S, rel=0.05)
+    assert costs.verify(8, 2000) == pytest.approx(8 * PLAIN_S, rel=0.05)
+    assert costs.verify(1) == pytest.approx(PLAIN_S, rel=0.05)
+
+
+def test_what_a_model_is_known_to_read_is_expected_before_it_was_measured() -> None:
+    """The caches' size says how steep it is at first."""
+    assert known(5e-4).verify(1, 1000) == pytest.approx(1.5 * PLAIN_S)
+
+
+def test_costs_outlive_a_restart() -> None:
+    """Through JSON, and later measurements still count."""
+    costs = known(w4=1.6)
+    costs.guessed("mtp", 3, 0.006)
+    for i in range(300):
+        costs.decoded(1, PLAIN_S * 1.5, 500 + i)
+    again = StepCosts()
+    again.restore(json.loads(json.dumps(costs.to_json())))
+    for width in (1, 2, 4, 7, 12):
+        assert again.verify(width, 700) == pytest.approx(costs.verify(width, 700))
+    assert again.guess("mtp") == pytest.approx(costs.guess("mtp"))
+    for _ in range(100):
+        again.decoded(4, 3 * PLAIN_S)
+    assert again.verify(4) == pytest.approx(3 * PLAIN_S, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"widths": []},
+        {"widths": {"1": [0.02, 1]}, "guesses": {}},
+        {"widths": {"1": [-1, 3]}, "guesses": {}, "slopes": {}},
+        {"widths": {"x": [1, 3]}, "guesses": {}, "slopes": {}},
+    ],
+)
+def test_a_damaged_file_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        StepCosts().restore(data)
+
+
+def test_a_million_steps_leave_the_costs_sound() -> None:
+    """Running means neither drift nor lose their precision."""
+    costs = StepCosts()
+    for i in range(1_000_000):
+        costs.decoded(1 + i % 2, PLAIN_S * (1.0, 1.3)[i % 2])
+    assert costs.verify(1) == pytest.approx(PLAIN_S)
+    assert costs.verify(2) == pytest.approx(1.3 * PLAIN_S)
