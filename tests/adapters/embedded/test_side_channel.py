@@ -21,6 +21,7 @@ REPORTS = st.builds(
     EngineReport, st.text(), st.text(), COUNT, st.lists(DRAFTER, max_size=3).map(tuple),
     st.dictionaries(st.integers(1, 64), st.tuples(COUNT, REAL), max_size=3),
     st.lists(COUNT, max_size=9).map(tuple), st.lists(COUNT, max_size=9).map(tuple), st.text(),
+    st.dictionaries(st.text(), COUNT, max_size=3).map(lambda steps: tuple(steps.items())),
 )  # fmt: skip
 
 
@@ -45,11 +46,12 @@ def test_a_newer_version_is_read_as_far_as_it_is_known() -> None:
     data = {
         "v": 9, "id": "r", "strategy": "auto", "steps": 2.0, "new": {"x": 1},
         "drafters": [{"name": "mtp", "drafted": 3, "accepted": 2, "by_position": [[3, 2, "more"]], "x": []}],
-        "widths": {"4": [2, 0.5, "more"]},
+        "widths": {"4": [2, 0.5, "more"]}, "plans": {"mtp:3": 2.0},
     }  # fmt: skip
     report = decode_report(orjson.dumps(data))
     assert report.version == 9
     assert report.widths == {4: (2, 0.5)}
+    assert report.plans == (("mtp:3", 2),)
     assert report.drafters == (DrafterReport("mtp", 0, 3, 2, ((3, 2),)),)
     assert decode_priors(b'{"v":9,"id":"r","later":[]}') == EnginePriors("r", "", version=9)
 
