@@ -18,7 +18,7 @@ from specproxy.adapters.embedded.runtime import Runtime
 __all__ = ["Slots"]
 
 TARGET = "target"
-FEW = 32  # tokens of a prefix for which a parked sequence is not worth copying
+WORTH = 16  # tokens copied in place of one that is processed: still the faster way, on a GPU too
 MEMORY_SHARE = 0.5  # of the free memory that one parked sequence may take
 
 
@@ -46,18 +46,22 @@ class Slots:
             tokens: the prompt; the slot keeps this list, and so sees it grow.
             mtp: whether the MTP cache is going to be kept in step.
         """
-        slot, source = choice.slot, choice.source
+        slot, source, common = choice.slot, choice.source, choice.common
         self._park_idle(but=source)
-        if slot is source or choice.common >= FEW:
-            self._unpark(source, wanted=choice.common > 0)
-        common = 0 if source.parked else min(choice.common, source.n)
+        if slot is source:
+            self._unpark(source, wanted=common > 0)
+        elif source.parked and source.n > WORTH * common:
+            common = 0
+        common = min(common, source.n)
         start = min(common, len(tokens) - 1)  # the last prompt token is decoded for its logits
         if mtp:  # the hidden row of the last position that the MTP cache covers is needed, so it is made again
             start = max(min(source.n_mtp, common, start + 1) - 1, 0)
         keep = {"draft": min(source.n_draft, common), "mtp": min(source.n_mtp, start + 1 if mtp else start)}
         if slot is not source:
-            self._copy(source, slot, start, keep)
-        elif not self._cut(slot, start):
+            fits = self._copy(source, slot, start, keep)
+        else:
+            fits = self._cut(slot, start)
+        if not fits:
             self.forget(slot)
             start, keep = 0, {"draft": 0, "mtp": 0}
         slot.tokens, slot.n, slot.busy = tokens, start, True
@@ -161,11 +165,23 @@ class Slots:
             return False
         return self._runtime.context.drop(slot.id, start)
 
-    def _copy(self, source: Slot, slot: Slot, start: int, keep: dict[str, int]) -> None:
-        """Make `slot` a second owner of the cells that it can use."""
+    def _copy(self, source: Slot, slot: Slot, start: int, keep: dict[str, int]) -> bool:
+        """Give `slot` the cells that it can use, as a second owner, or out of what is parked.
+
+        False if a cache has no room for them.
+        """
         self.forget(slot)
-        if start:
-            self._runtime.context.share(source.id, slot.id, start)
-        for name, drafter in self._runtime.drafters.items():
-            if keep[name]:
-                drafter.context.share(source.id, slot.id, keep[name])
+        wanted = [(TARGET, self._runtime.context, start)]
+        wanted += [(name, drafter.context, keep[name]) for name, drafter in self._runtime.drafters.items()]
+        return all(self._hand_over(context, source, slot, name, count) for name, context, count in wanted)
+
+    def _hand_over(self, context: Context, source: Slot, slot: Slot, name: str, count: int) -> bool:
+        """Give `slot`, which is empty, the first `count` positions of one cache; False if it cannot be done."""
+        if not count:
+            return True
+        if not source.parked:
+            context.share(source.id, slot.id, count)
+            return True
+        if name not in source.parked or not context.restore(slot.id, source.parked[name]):
+            return False
+        return context.drop(slot.id, count)

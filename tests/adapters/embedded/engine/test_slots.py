@@ -110,6 +110,47 @@ def test_a_parked_prefix_serves_two_at_once(random: ByHand, noisy: tuple[Path, P
         assert reader.ids == reference(noisy[0], text, 20)
 
 
+@pytest.mark.parametrize("strategy", ["plain", "draft"])
+def test_the_beginning_of_what_is_parked_is_copied_beside_it(
+    random: ByHand, noisy: tuple[Path, Path], strategy: str
+) -> None:
+    """A prompt that begins like something parked gets that part; what is parked stays for the next one."""
+    system, other = words(random, 3), words(random, 5)
+    first = [*system[:20], 300, *words(random, 11)]
+    random.run(request(first, strategy, tokens=5))
+    random.run(request(other, strategy, tokens=5))
+    for last in (310, 320):
+        text = [*system[:20], last, 301]
+        (reader,) = random.run(request(text, strategy, tokens=12))
+        assert reader.end.cached_n == 20
+        assert reader.ids == reference(noisy[0], text, 12)
+    (whole,) = random.run(request(first, strategy, tokens=12))
+    assert whole.end.cached_n == len(first) - 1
+    assert whole.ids == reference(noisy[0], first, 12)
+
+
+def test_a_parked_beginning_keeps_the_head_in_step(calibrated: ByHand, pair: CalibratedPair) -> None:
+    """The MTP cache's part is copied too: guesses are as good as from nothing."""
+    start, tail = prompt(calibrated, pair, "json")[:-1], calibrated.tokenize(pair.marker("json", 3))[1:]
+    long = [*start, *calibrated.tokenize(" and then some more words" * 8 + pair.marker("code"))[1:]]
+    (fresh,) = calibrated.run(request([*start, *tail], "mtp", tokens=40))
+    calibrated.forget()
+    calibrated.run(request(long, "mtp", tokens=5))
+    calibrated.run(request(calibrated.tokenize(pair.marker("prose")), "mtp", tokens=5))
+    (copied,) = calibrated.run(request([*start, *tail], "mtp", tokens=40))
+    assert copied.end.cached_n == len(start) - 1
+    assert (copied.ids, copied.end.draft_n_accepted) == (fresh.ids, fresh.end.draft_n_accepted)
+
+
+def test_a_few_words_of_something_long_are_not_worth_copying(random: ByHand) -> None:
+    """They are processed again."""
+    long = [*words(random, 3), *words(random, 5), *words(random, 7)]
+    random.run(request(long, tokens=1))
+    random.run(request(words(random, 11), tokens=1))
+    (reader,) = random.run(request([*long[:3], 300, 310], tokens=5))
+    assert reader.end.cached_n == 0
+
+
 def test_parked_memory_is_bounded(random: ByHand) -> None:
     """What was parked first is forgotten first, and processed again when it is wanted."""
     oldest, middle, newest = (words(random, factor) for factor in (3, 5, 7))
