@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from specproxy import __version__
-from specproxy.cli.errors import report
+from specproxy.cli.errors import report as tell
 from specproxy.cli.groups import Group
 from specproxy.errors import ConfigError, SpecproxyError
 
@@ -31,6 +31,7 @@ COMMANDS = {
     ),
     "verify": ("specproxy.cli.verify", "verify", "Check that every lane says what plain decoding says."),
     "bench": ("specproxy.cli.bench", "bench", "Measure every lane and adaptive routing against plain."),
+    "report": ("specproxy.cli.report", "report", "Report what was really served, against plain."),
     "doctor": ("specproxy.cli.doctor", "doctor", "Look at this machine, and say what would help."),
     "config": ("specproxy.cli.config", "config", "Check, show or describe the configuration."),
     "completion": ("specproxy.cli.completion", "completion", "Print a shell completion script."),
@@ -74,13 +75,13 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         code = cli.main(args=None if args is None else list(args), prog_name="specproxy", standalone_mode=False)
     except click.ClickException as error:
-        return report(_message(error), error.exit_code, hint=_usage_hint(error))
+        return tell(_message(error), error.exit_code, hint=_usage_hint(error))
     except click.exceptions.Abort:
         return 130
     except ConfigError as error:
-        return report(error.message, 2, hint=error.hint)
+        return tell(error.message, 2, hint=error.hint)
     except SpecproxyError as error:
-        return report(error.message, 1, hint=error.hint)
+        return tell(error.message, 1, hint=error.hint)
     except BrokenPipeError:  # the reader of a pipe has left, as `| head` does
         sys.stderr.close()
         return 0

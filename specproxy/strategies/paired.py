@@ -18,6 +18,7 @@ __all__ = ["ENOUGH", "Gain", "Pair", "gain"]
 DRAWS = 2000
 ENOUGH = 5  # clusters below which no interval is given
 LEVEL = 0.95
+AT_ONCE = 1 << 20  # drawn numbers that are held in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,12 @@ def gain(pairs: Sequence[Pair], rng: np.random.Generator, draws: int = DRAWS) ->
     count = len(plain)
     if count < ENOUGH:
         return Gain(speed, len(pairs), count, saved)
-    sums = np.empty((draws, 2))
-    for i in range(draws):
-        drawn = rng.integers(count, size=count)
-        sums[i] = plain[drawn].sum(), other[drawn].sum()
-    ratios, savings = sums[:, 0] / sums[:, 1], sums[:, 0] - sums[:, 1]
+    sums = []
+    for start in range(0, draws, max(1, AT_ONCE // count)):
+        drawn = rng.integers(count, size=(min(draws - start, max(1, AT_ONCE // count)), count))
+        sums.append((plain[drawn].sum(axis=1), other[drawn].sum(axis=1)))
+    plains, others = (np.concatenate(part) for part in zip(*sums, strict=True))
+    ratios, savings = plains / others, plains - others
     ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     low, high = (float(end) for end in np.quantile(ratios, ends))
     least, most = (float(end) for end in np.quantile(savings, ends))
