@@ -5,8 +5,8 @@
 Linux: the kernel is asked to kill this process when its parent dies, and the request survives exec, so the
 command simply takes this process over. Elsewhere: this process stays, and kills the command when standard
 input, a pipe from the parent, ends. With ``--family`` it does so on Linux too, and kills what the command has
-started as well, however the command ends: the kernel's request does not reach that. Runs as a plain file with the standard library alone, so that it starts
-in milliseconds.
+started as well, however the command ends: the kernel's request does not reach that. Runs as a plain file with
+the standard library alone, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
