@@ -93,7 +93,7 @@ def _home(value: object) -> object:
 
 
 DRAFTERS = (
-    "ngram", "draft", "mtp", "eagle3", "dflash", "dspark", "auto",
+    "ngram", "draft", "mtp", "eagle3", "dflash", "dspark", "auto", "draft-sampled", "mtp-sampled",
     "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache",
     "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark",
 )  # fmt: skip

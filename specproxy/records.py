@@ -199,7 +199,8 @@ class Lane:
     target, draft, server build, flags and device: statistics belong to it. `dialects` are those that the lane
     can answer (empty: any), `ctx` is the longest prompt and answer together in tokens (0: not a limit here),
     `tools` and `media` tell whether it may get requests with tools, and with images or audio. Lanes with the
-    same strategy and fingerprint are interchangeable; `weight` is a lane's share of what goes to them.
+    same strategy and fingerprint are interchangeable; `weight` is a lane's share of what goes to them. `seeded`
+    tells whether a seed gives the text that it gives on plain.
     """
 
     id: str
@@ -219,6 +220,7 @@ class Lane:
     tools: bool = True
     media: bool = True
     weight: float = 1.0
+    seeded: bool = True
 
     def can_answer(self, facts: RequestFacts) -> bool:
         """Whether a request speaks the lane's dialect, has nothing that it may not get, and surely fits.
@@ -227,6 +229,8 @@ class Lane:
         `OPEN_ANSWER` tokens.
         """
         if self.dialects and facts.dialect not in self.dialects:
+            return False
+        if facts.seed is not None and not self.seeded:
             return False
         if (facts.tools and not self.tools) or ((facts.images or facts.audio) and not self.media):
             return False

@@ -11,7 +11,17 @@ from specproxy.adapters import machine, memory
 from specproxy.adapters.gguf_facts import ModelFacts, check_pair, read_facts
 from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.memory import Budget, LaneNeed, MemoryPlan, Refusal
-from specproxy.adapters.server_program import LaneOptions, ServerProgram, find_program, lane_arguments
+from specproxy.adapters.server_program import (
+    SAMPLED,
+    SAMPLING_FLAG,
+    LaneOptions,
+    ServerProgram,
+    drafter_in,
+    find_program,
+    kinds_of,
+    lane_arguments,
+    uses_draft_file,
+)
 from specproxy.adapters.supervise import ChildSpec
 from specproxy.errors import ConfigError
 from specproxy.records import Control, Lane, Strategy
@@ -100,7 +110,7 @@ def plan_managed(options: ManagedOptions) -> ManagedPlan:
     budget, devices = measure_budget(options)
     on_gpu = bool(devices) and program.kind == "binary"
     budget = budget if on_gpu else Budget(budget.ram, None, budget.bound)
-    wanted, refused = _strategies(options, target, draft)
+    wanted, refused = _strategies(options, program, target, draft)
     ids = _lane_ids(wanted)
 
     def needs_at(ctx: int) -> list[LaneNeed]:
@@ -137,7 +147,7 @@ def plan_managed(options: ManagedOptions) -> ManagedPlan:
 
 
 def _strategies(
-    options: ManagedOptions, target: ModelFacts, draft: ModelFacts | None
+    options: ManagedOptions, program: ServerProgram, target: ModelFacts, draft: ModelFacts | None
 ) -> tuple[list[Strategy], list[Refusal]]:
     """Plain first, then what was asked for or everything, as far as target and draft support it; without
     what is excluded.
@@ -146,12 +156,16 @@ def _strategies(
         ConfigError: a strategy was asked for that the model cannot do.
     """
     asked = [Strategy.parse(name) for name in options.strategies or ()]
-    candidates = asked or [Strategy((name,)) for name in ("ngram", "mtp", "draft")]
+    drafters = ["ngram", "mtp", drafter_in(draft.sidecar_type if draft is not None else None)]
+    if program.flag(SAMPLING_FLAG) is not None:  # last, as a variant of what comes before
+        drafters += [name + SAMPLED for name in ("mtp", "draft") if _impossible(name, target, draft) is None]
+    candidates = asked or [Strategy((name,)) for name in drafters]
     wanted, refused = [Strategy()] if "plain" not in options.exclude else [], []
     for strategy in candidates:
         if strategy.is_plain or strategy.name in options.exclude:
             continue
-        if reason := _impossible(strategy, target, draft):
+        found = (_impossible(kind, target, draft) for kind in sorted(kinds_of(strategy)))
+        if reason := next(filter(None, found), None):
             if asked:
                 raise ConfigError(f"strategies: {strategy.name} is not possible: {reason}")
             refused.append(Refusal(strategy.name, reason))
@@ -161,11 +175,14 @@ def _strategies(
     return list(dict.fromkeys(wanted)), refused
 
 
-def _impossible(strategy: Strategy, target: ModelFacts, draft: ModelFacts | None) -> str | None:
+def _impossible(drafter: str, target: ModelFacts, draft: ModelFacts | None) -> str | None:
     """Why this target cannot be decoded so; None if it can."""
-    if "draft" in strategy.drafters and draft is None:
-        return "no draft model was given"
-    if "mtp" in strategy.drafters and not target.has_mtp:
+    if uses_draft_file(Strategy((drafter,))):
+        if draft is None:
+            return "no draft model was given"
+        there = drafter_in(draft.sidecar_type)
+        return None if there == drafter else f"the draft file is for {there}"
+    if drafter == "mtp" and not target.has_mtp:
         if target.mtp_layers:
             return f"llama.cpp has no MTP graph for architecture {target.architecture}"
         return "the model file has no MTP layers"
@@ -210,7 +227,7 @@ def _lane_plan(
     arguments: tuple[str, ...],
     devices: tuple[machine.Gpu, ...],
 ) -> LanePlan:
-    uses_draft = draft is not None and "draft" in strategy.drafters
+    uses_draft = draft is not None and uses_draft_file(strategy)
     fingerprint = _fingerprint(
         target.digest,
         draft.digest if draft is not None and uses_draft else "",
@@ -226,6 +243,7 @@ def _lane_plan(
         control=Control.INSTANCE,
         fingerprint=fingerprint,
         memory_bytes=need.total + need.gpu,
+        seeded=not any(name.endswith(SAMPLED) for name in strategy.drafters),
     )
     log_file = (
         options.log_dir / f"{options.backend}-{need.id.replace(':', '-')}.log" if options.log_dir else None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specproxy.adapters.gguf_facts import ModelFacts
+from specproxy.adapters.server_program import kinds_of, uses_draft_file
 from specproxy.records import Strategy
 
 __all__ = ["Budget", "LaneNeed", "MemoryPlan", "Refusal", "choose_ctx", "lane_need", "plan"]
@@ -96,13 +97,14 @@ def lane_need(
 
     KV cache and recurrent state are exact up to padding; the rest follows what was measured, and errs upwards.
     """
-    models = [(target, target.weight_bytes - (0 if "mtp" in strategy.drafters else target.mtp_bytes))]
+    mtp = "mtp" in kinds_of(strategy)
+    models = [(target, target.weight_bytes - (0 if mtp else target.mtp_bytes))]
     work = _cache_bytes(target, ctx, slots) + _compute_bytes(target, UBATCH, PLAIN_LOGITS)
-    if "mtp" in strategy.drafters:
+    if mtp:
         row = target.kv_bytes_per_token * target.mtp_layers // max(1, target.block_count)
         states = target.state_bytes * (strategy.n_max or 3) * slots  # to go back to when a draft is rejected
         work += DRAFTER_BYTES + row * ctx * slots + states + _compute_bytes(target, BATCH, MTP_LOGITS)
-    if "draft" in strategy.drafters and draft is not None:
+    if uses_draft_file(strategy) and draft is not None:
         models.append((draft, draft.weight_bytes))
         work += DRAFTER_BYTES + _cache_bytes(draft, ctx, slots) + _compute_bytes(draft, UBATCH, UBATCH)
     if on_gpu:

@@ -17,7 +17,18 @@ from specproxy.adapters import xllama_child
 from specproxy.errors import ConfigError
 from specproxy.records import Strategy
 
-__all__ = ["LaneOptions", "ServerProgram", "find_program", "lane_arguments", "our_name"]
+__all__ = [
+    "SAMPLED",
+    "SAMPLING_FLAG",
+    "LaneOptions",
+    "ServerProgram",
+    "drafter_in",
+    "find_program",
+    "kinds_of",
+    "lane_arguments",
+    "our_name",
+    "uses_draft_file",
+]
 
 SPEC_TYPES = {
     "ngram": "ngram-simple",
@@ -28,6 +39,13 @@ SPEC_TYPES = {
     "dspark": "draft-dspark",
 }
 """Our names of drafters → llama-server's, where they differ."""
+
+SAMPLED, SAMPLING_FLAG = "-sampled", "--spec-draft-sampling"
+"""Behind a drafter's name: drafts are drawn, and verified by rejection sampling, instead of the likeliest token
+compared with the one drawn. The same distribution, but another text for the same seed."""
+
+DRAFT_FILE = frozenset({"draft", "eagle3", "dflash", "dspark"})
+"""Drafters that come in a file of their own."""
 
 _OUR_NAMES = {theirs: ours for ours, theirs in SPEC_TYPES.items()}
 
@@ -74,6 +92,22 @@ class LaneOptions:
 def our_name(spec_type: str) -> str:
     """Our name of what llama-server calls a spec type."""
     return _OUR_NAMES.get(spec_type, spec_type)
+
+
+def kinds_of(strategy: Strategy) -> frozenset[str]:
+    """Its drafters, whether they are sampled or not."""
+    return frozenset(name.removesuffix(SAMPLED) for name in strategy.drafters)
+
+
+def uses_draft_file(strategy: Strategy) -> bool:
+    """Whether it needs a drafter's file besides the target's."""
+    return not DRAFT_FILE.isdisjoint(kinds_of(strategy))
+
+
+def drafter_in(sidecar_type: str | None) -> str:
+    """Our name of the drafter in a draft file, by its `ModelFacts.sidecar_type`."""
+    name = our_name(sidecar_type or "draft-simple")
+    return name if name in DRAFT_FILE else "draft"
 
 
 def find_program(configured: Path | None = None) -> ServerProgram:
@@ -178,11 +212,16 @@ def _speculation(program: ServerProgram, options: LaneOptions, strategy: Strateg
                 arguments += ["--spec-draft-p-min", str(options.draft_p_min)]
             if options.draft is not None and kind == options.draft_type:
                 arguments += ["--spec-draft-model", str(options.draft)]
+    if any(name.endswith(SAMPLED) for name in strategy.drafters):
+        if program.flag(SAMPLING_FLAG) is None:
+            raise ConfigError(f"{program.build} cannot sample drafts", hint="a newer llama.cpp may")
+        arguments += [SAMPLING_FLAG, "probabilistic"]
     return arguments
 
 
 def _spec_type(drafter: str, options: LaneOptions) -> str:
-    return options.draft_type if drafter == "draft" else SPEC_TYPES.get(drafter, drafter)
+    kind = drafter.removesuffix(SAMPLED)
+    return options.draft_type if kind == "draft" else SPEC_TYPES.get(kind, kind)
 
 
 def _ngram_sizes(program: ServerProgram, kind: str, size: int, n_max: int | None) -> list[str]:

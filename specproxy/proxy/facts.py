@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specproxy.adapters.gguf_facts import ModelFacts
+from specproxy.adapters.server_program import uses_draft_file
 from specproxy.records import Lane
 from specproxy.strategies.cost import LaneFacts
 
@@ -11,12 +12,13 @@ __all__ = ["lane_facts"]
 
 def lane_facts(lane: Lane, target: ModelFacts, draft: ModelFacts | None, slots: int) -> LaneFacts:
     """Facts of the models that a lane decodes with; `draft` counts only where the lane's strategy uses it."""
-    used = draft if "draft" in lane.strategy.drafters else None
+    used = draft if uses_draft_file(lane.strategy) else None
+    own = used is not None and used.sidecar_type is None  # a sidecar is made for its target
     return LaneFacts(
         experts=target.expert_count if target.is_moe else 0,
         experts_used=target.expert_used_count if target.is_moe else 0,
         size_ratio=used.weight_bytes / target.weight_bytes if used is not None else None,
-        same_family=used.architecture == target.architecture if used is not None else None,
+        same_family=used.architecture == target.architecture if used is not None and own else None,
         mtp_layers=target.mtp_layers,
         layers=target.block_count,
         n_max=lane.strategy.n_max,

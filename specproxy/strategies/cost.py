@@ -172,6 +172,7 @@ def log_prior(strategy: Strategy, facts: LaneFacts | None, kind: str, temperatur
 
 
 def _family(drafter: str) -> str:
+    drafter = drafter.removesuffix("-sampled")
     if drafter.startswith("ngram"):
         return "ngram"
     return "mtp" if drafter in ("mtp", "eagle3", "dflash", "dspark") else "draft"
