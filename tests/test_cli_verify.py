@@ -16,7 +16,7 @@ import pytest
 from specproxy.cli import main
 from specproxy.cli.lane_client import LaneClient, Prompt, Said, positions_of
 from specproxy.cli.prompts import BUILT_IN, read_prompts
-from specproxy.cli.verify import LaneUnderTest, run
+from specproxy.cli.verify_run import LaneUnderTest, run
 from specproxy.errors import BackendError, ConfigError
 from specproxy.strategies.verify import LaneReport, Position, Verdict
 
@@ -60,11 +60,11 @@ class Scripted:
 
 
 def verified(speaker: Scripted, lanes: Sequence[LaneUnderTest] = (PLAIN, NGRAM)) -> dict[str, LaneReport]:
-    return {report.lane: report for report in run(speaker, lanes, PROMPTS)}
+    return {report.lane: report for report in run(speaker, lanes, PROMPTS).reports}
 
 
 def test_lanes_that_agree_are_the_same() -> None:
-    """Every prompt goes twice to every lane, one at a time; no log-probabilities are asked for."""
+    """Every prompt goes twice to every lane, one at a time; plain tells how sure it was."""
     speaker = Scripted()
     reports = verified(speaker)
     assert {report.verdict for report in reports.values()} == {Verdict.SAME}
@@ -74,7 +74,8 @@ def test_lanes_that_agree_are_the_same() -> None:
         ("ngram", "p0", False),
         ("ngram", "p0", False),
     ]
-    assert len(speaker.asked) == 16
+    assert speaker.asked[4] == ("plain", "p0", True)
+    assert len(speaker.asked) == 20
     assert reports["ngram"].tokens == 80
 
 
@@ -105,8 +106,23 @@ def test_plains_own_noise_is_calibrated() -> None:
     assert fault.verdict is Verdict.FAULT
 
 
+def test_noise_of_plain_widens_what_counts_as_a_tie() -> None:
+    """It is within what plain does itself; another lane's noise is told, and excuses nothing."""
+    wobble = {("plain", "p0", 1, 2): " !w2"} | both("ngram", "p1", 4, " !w4")
+    found = run(Scripted(wobble, 0.6), [PLAIN, NGRAM], PROMPTS)
+    assert found.tie_gap == pytest.approx(0.9)
+    assert [(r.verdict, r.noise) for r in found.reports] == [
+        (Verdict.TIES, pytest.approx(0.6)),
+        (Verdict.TIES, None),
+    ]
+    unsteady = run(Scripted({("ngram", "p0", 1, 2): " !w2"}, 0.6), [PLAIN, NGRAM], PROMPTS)
+    assert unsteady.tie_gap == 0.5
+    assert (unsteady.reports[1].verdict, unsteady.reports[1].noise) == (Verdict.FAULT, pytest.approx(0.6))
+
+
 def test_without_log_probabilities_a_difference_is_unknown() -> None:
     """Not a tie; and why is said."""
+    assert verified(Scripted(without_logprobs=True))["plain"].verdict is Verdict.SAME
     reports = verified(Scripted(both("ngram", "p0", 0, " !w0"), without_logprobs=True))
     assert reports["ngram"].verdict is Verdict.UNKNOWN
     assert "no logprobs here" in reports["plain"].failures[0]
@@ -203,14 +219,32 @@ class FakeProxy(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         rows = [
-            {"id": name, "strategy": name, "health": "ready", "target": "m@1", "models": []}
-            for name in ("plain", "ngram")
+            {
+                "id": name,
+                "strategy": name,
+                "health": "ready",
+                "target": "m@1",
+                "models": [],
+                "fingerprint": "fp",
+            }
+            for name in ("plain", "ngram", "mtp")
         ]
-        rows.append({"id": "mtp", "strategy": "mtp", "health": "starting", "target": "m@1", "models": []})
-        self.reply({"lanes": rows, "requests": {"in_flight": self.server.busy}}, "")
+        rows[1]["health"] = "quarantined" if self.server.held else "ready"
+        rows[2]["health"] = "starting"
+        held = (
+            [{"lane": "ngram", "fingerprint": "fp", "at": 1e9, "reason": "4.9 nats"}]
+            if self.server.held
+            else []
+        )
+        self.reply({"lanes": rows, "requests": {"in_flight": self.server.busy}, "quarantine": held}, "")
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.startswith("/specproxy/api/"):
+            self.server.told.append((self.path.rpartition("/")[2], body))
+            self.reply({}, "")
+            return
+        assert self.headers["X-Specproxy-Verify"] == "1"
         lane = self.headers["X-Specproxy-Strategy"]
         self.server.asked.append((lane, body, self.headers["X-Specproxy-Token"]))
         text = "yes, of course" if lane == "plain" or not self.server.corrupt else self.server.corrupt
@@ -220,7 +254,7 @@ class FakeProxy(BaseHTTPRequestHandler):
             rest = {"token": ", of course", "logprob": -0.1, "top_logprobs": []}
             choice["logprobs"] = {"content": [{"token": "yes", "logprob": -0.1, "top_logprobs": top}, rest]}
         lane = self.server.elsewhere or lane
-        self.reply({"choices": [choice], "usage": {"completion_tokens": 2}}, lane)
+        self.reply({"choices": [choice], "usage": {"completion_tokens": self.server.tokens}}, lane)
 
     def reply(self, data: object, lane: str) -> None:
         body = json.dumps(data).encode()
@@ -232,9 +266,12 @@ class FakeProxy(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def fake_proxy(corrupt: str = "", elsewhere: str = "", busy: int = 0) -> Iterator[Any]:
+def fake_proxy(
+    corrupt: str = "", elsewhere: str = "", busy: int = 0, *, held: bool = False, tokens: int = 2
+) -> Iterator[Any]:
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeProxy) as server:
         server.corrupt, server.elsewhere, server.busy, server.asked = corrupt, elsewhere, busy, []  # type: ignore[attr-defined]  # for the handler
+        server.held, server.tokens, server.told = held, tokens, []  # type: ignore[attr-defined]  # for the handler
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -257,7 +294,7 @@ def test_the_command_says_that_all_is_well(capsys: pytest.CaptureFixture[str]) -
     assert (code, err) == (0, "")
     assert [line.split()[:2] for line in out.splitlines()[2:4]] == [["plain", "same"], ["ngram", "same"]]
     assert "2 other requests were in flight" in out
-    lane, body, _ = server.asked[-1]
+    lane, body, _ = server.asked[-2]
     assert lane == "ngram"
     assert (body["temperature"], body["max_tokens"], body["stream"], body["cache_prompt"]) == (
         0,
@@ -265,7 +302,8 @@ def test_the_command_says_that_all_is_well(capsys: pytest.CaptureFixture[str]) -
         False,
         False,
     )
-    assert len(server.asked) == 4 * len(BUILT_IN)
+    assert len(server.asked) == 5 * len(BUILT_IN)
+    assert server.told == []
 
 
 def test_the_command_finds_corrupted_text(
@@ -280,11 +318,61 @@ def test_the_command_finds_corrupted_text(
         as_json = verify(capsys, server, "--prompts", str(file), "--json", "--lane", "ngram")
     assert code == 1
     assert "ngram: prompt 1, token 1: plain's own token was 4.90 nats likelier" in out
-    assert "leave its strategy out" in out
+    assert "ngram is in quarantine now" in out
+    name, sentence = server.told[0]
+    assert (name, sentence["lane"], sentence["fingerprint"]) == ("quarantine", "ngram", "fp")
+    assert "verify: 1 of 1 texts differ" in sentence["reason"]
+    assert "token 1) its own token was 4.90 nats likelier" in sentence["reason"]
     data = json.loads(as_json[1])
     assert (as_json[0], data["ok"], data["lanes"][1]["verdict"]) == (1, False, "fault")
     assert data["lanes"][1]["forks"][0]["gap"] == pytest.approx(4.9)
     assert {token for _, _, token in server.asked} == {"s3cret"}
+
+
+def test_looking_only_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """And says what can be done."""
+    with fake_proxy("no, never") as server:
+        code, out, _ = verify(capsys, server, "--no-quarantine")
+    assert (code, server.told) == (1, [])
+    assert "specproxy quarantine add ngram" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(30, ["lift"]), (2, [])])
+def test_a_clean_run_lifts_quarantine_if_it_is_long_enough(
+    capsys: pytest.CaptureFixture[str], tokens: int, told: list[str]
+) -> None:
+    """Too few tokens prove nothing."""
+    with fake_proxy(held=True, tokens=tokens) as server:
+        code, out, _ = verify(capsys, server)
+    assert code == 0
+    assert [name for name, _ in server.told] == told
+    assert ("ngram is out of quarantine." if told else "ngram stays in quarantine") in out
+
+
+def test_a_lane_in_quarantine_that_errs_again_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what was found now."""
+    with fake_proxy("no, never", held=True) as server:
+        assert verify(capsys, server)[0] == 1
+    assert [name for name, _ in server.told] == ["quarantine"]
+
+
+def test_quarantine_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    """Listed, added and lifted."""
+    with fake_proxy(held=True) as server:
+        at = ["--url", f"http://127.0.0.1:{server.server_port}"]
+        assert main(["quarantine", "list", *at]) == 0
+        assert "ngram, since 2001-09-0" in capsys.readouterr().out
+        assert main(["quarantine", "list", "--json", *at]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["reason"] == "4.9 nats"
+        assert main(["quarantine", "lift", "ngram", *at]) == 0
+        assert main(["quarantine", "add", "ngram", "--reason", "odd text", *at]) == 0
+        assert server.told == [
+            ("lift", {"lane": "ngram"}),
+            ("quarantine", {"lane": "ngram", "reason": "odd text"}),
+        ]
+    with fake_proxy() as server:
+        assert main(["quarantine", "list", "--url", f"http://127.0.0.1:{server.server_port}"]) == 0
+    assert "No lane is in quarantine." in capsys.readouterr().out
 
 
 def test_text_from_another_lane_proves_nothing(capsys: pytest.CaptureFixture[str]) -> None:

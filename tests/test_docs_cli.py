@@ -18,7 +18,12 @@ TEXT = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 def options(name: str) -> set[str]:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
-    return {flag for param in command.params for flag in param.opts if flag.startswith("--")}
+    return {
+        flag
+        for param in command.params
+        for flag in (*param.opts, *param.secondary_opts)
+        if flag.startswith("--")
+    }
 
 
 def test_every_command_has_a_row_and_no_other() -> None:

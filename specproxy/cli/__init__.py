@@ -32,6 +32,11 @@ COMMANDS = {
     "verify": ("specproxy.cli.verify", "verify", "Check that every lane says what plain decoding says."),
     "bench": ("specproxy.cli.bench", "bench", "Measure every lane and adaptive routing against plain."),
     "report": ("specproxy.cli.report", "report", "Report what was really served, against plain."),
+    "quarantine": (
+        "specproxy.cli.quarantine",
+        "quarantine",
+        "Show, add or lift lanes that are out of service.",
+    ),
     "doctor": ("specproxy.cli.doctor", "doctor", "Look at this machine, and say what would help."),
     "config": ("specproxy.cli.config", "config", "Check, show or describe the configuration."),
     "completion": ("specproxy.cli.completion", "completion", "Print a shell completion script."),

@@ -18,7 +18,7 @@ __all__ = ["LaneClient", "Prompt", "Said", "positions_of"]
 
 TIMEOUT_S = 300.0
 TOP = 5  # log-probabilities that are asked for at each token
-PIN, RAN_ON = "X-Specproxy-Strategy", "X-Specproxy-Lane"
+PIN, VERIFY, RAN_ON = "X-Specproxy-Strategy", "X-Specproxy-Verify", "X-Specproxy-Lane"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class LaneClient:
             raise BackendError("its answer cannot be read") from error
 
     def _post(self, path: str, lane: str, body: Mapping[str, Any]) -> tuple[str, Any]:
-        headers = {"Content-Type": "application/json", PIN: lane, **self.headers}
+        headers = {"Content-Type": "application/json", PIN: lane, VERIFY: "1", **self.headers}
         data = json.dumps(body).encode()
         request = urllib.request.Request(f"{self.base}{path}", data, headers)  # noqa: S310 (the user's own URL)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -56,13 +57,43 @@ def _sentence(fork: dict[str, Any]) -> str:
 def _legend(console: Console, result: dict[str, Any]) -> None:
     judged = [lane for lane in result["lanes"] if lane["tokens"]]
     if judged:
-        rate = max(lane["smallest_rate"] for lane in judged)
-        text = (
-            f"{result['prompts']} prompts, twice on each lane. Tie: plain held both tokens for equally likely "
-            f"within {result['tie_gap']:g} nats. A lane that gets {rate:.2%} of its tokens wrong, or more, "
-            "shows with 95% certainty."
+        console.print(Text(" ".join(_power(result, judged)), style="dim"))
+    for lane in result["lanes"]:
+        if lane["quarantine"] or lane["verdict"] == "fault":
+            console.print(Text(_sentence_on(lane), style="green" if lane["quarantine"] == "lifted" else "red"))
+
+
+def _power(result: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[str]:
+    """What was done, and the smallest faults that would have shown."""
+    tie = max(lane["tie_gap"] for lane in judged)
+    yield f"{result['prompts']} prompts, twice on each lane. Tie: plain held both tokens for equally likely"
+    wider = (
+        f", more than {result['tie_gap']:g}, since plain differed from itself"
+        if tie > result["tie_gap"]
+        else ""
+    )
+    yield f"within {tie:.2g} nats{wider}. With 95% certainty a lane shows"
+    runner_up = [lane["runner_up_rate"] for lane in judged]
+    if None not in runner_up:
+        yield f"that takes the runner-up at {max(runner_up):.2%} of its tokens,"
+    shifts = [lane["smallest_shift"] for lane in judged]
+    if None not in shifts:
+        yield f"or whose model is off by {max(shifts):.2g} nats (standard deviation of log-odds),"
+    yield f"or that gets {max(lane['smallest_rate'] for lane in judged):.2%} of its tokens clearly wrong."
+
+
+def _sentence_on(lane: dict[str, Any]) -> str:
+    """What became of a lane at fault, or of one in quarantine."""
+    name = lane["lane"]
+    if lane["quarantine"] == "put":
+        return (
+            f"{name} is in quarantine now, until verify finds it clean, it changes, or "
+            f"`specproxy quarantine lift {name}`."
         )
-        console.print(Text(text, style="dim"))
-    if any(lane["verdict"] == "fault" for lane in result["lanes"]):
-        text = "A lane at fault goes on serving: leave its strategy out of `strategies` and restart."
-        console.print(Text(text, style="red"))
+    if lane["quarantine"] == "lifted":
+        return f"{name} is out of quarantine."
+    if lane["quarantine"] == "stays":
+        return f"{name} stays in quarantine: this run was not clean, or too short to tell."
+    if lane["strategy"] == "plain":
+        return f"{name} differs from itself by more than rounding: nothing can be said of the others."
+    return f"{name} goes on serving: `specproxy quarantine add {name}` takes it out of service."

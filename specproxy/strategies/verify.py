@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 __all__ = [
@@ -22,14 +22,19 @@ __all__ = [
     "LaneReport",
     "Position",
     "Verdict",
+    "calibrated",
     "first_difference",
     "judge",
-    "smallest_rate",
+    "rejudged",
     "verdict_of",
 ]
 
 TIE_GAP = 0.5
 """Log-probability gap (nats) up to which two continuations count as tied, unless another is asked for."""
+
+WIDEST = 2.0
+"""How far plain's own noise may widen that gap, as a factor: what is beyond is a fault of plain itself."""
+MARGIN = 1.5  # the noise that was seen is a sample: the next may be larger
 
 
 class Judgement(StrEnum):
@@ -79,7 +84,10 @@ class Fork:
 @dataclass(frozen=True, slots=True)
 class LaneReport:
     """What was seen of a lane: `texts` that were compared, `tokens` of them up to the first difference,
-    `unsteady` prompts that it answered differently the second time, and `failures` in words."""
+    `unsteady` prompts that it answered differently the second time, and `failures` in words.
+
+    `noise` is the largest gap (nats) at which it differed from itself, where that could be told.
+    """
 
     lane: str
     strategy: str
@@ -88,6 +96,7 @@ class LaneReport:
     unsteady: int = 0
     forks: tuple[Fork, ...] = ()
     failures: tuple[str, ...] = ()
+    noise: float | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -153,6 +162,22 @@ def _at(prompt: int, at: int, index: int, position: Position, rest: bytes, tie_g
     return Fork(prompt, at, index, Judgement.UNKNOWN, gap, at_least=True, why=why)
 
 
+def rejudged(fork: Fork, tie_gap: float) -> Fork:
+    """The same difference by another gap; one without a gap stays as it is."""
+    if fork.gap is None:
+        return fork
+    if fork.gap > tie_gap:
+        return replace(fork, judgement=Judgement.FAULT)
+    return replace(fork, judgement=Judgement.UNKNOWN if fork.at_least else Judgement.TIE)
+
+
+def calibrated(tie_gap: float, noise: float | None) -> float:
+    """The gap that counts as a tie, given the largest one (nats) at which plain differed from itself."""
+    if noise is None or noise > WIDEST * tie_gap:
+        return tie_gap
+    return max(tie_gap, min(MARGIN * noise, WIDEST * tie_gap))
+
+
 def verdict_of(texts: int, forks: Iterable[Fork], failures: Sequence[str] = ()) -> Verdict:
     """The verdict on a lane of which `texts` texts were had: its worst fork counts."""
     found = {fork.judgement for fork in forks}
@@ -163,8 +188,3 @@ def verdict_of(texts: int, forks: Iterable[Fork], failures: Sequence[str] = ()) 
     if failures or Judgement.UNKNOWN in found:
         return Verdict.UNKNOWN
     return Verdict.TIES if Judgement.TIE in found else Verdict.SAME
-
-
-def smallest_rate(tokens: int, sure: float = 0.95) -> float:
-    """The share of wrong tokens from which on at least one shows in `tokens` tokens, `sure` of the time."""
-    return 1.0 if tokens <= 0 else 1 - (1 - sure) ** (1 / tokens)

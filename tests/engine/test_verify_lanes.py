@@ -6,14 +6,17 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.managed import ManagedOptions, plan_managed
 from specproxy.cli.lane_client import LaneClient, Prompt
-from specproxy.cli.verify import LaneUnderTest, run
-from specproxy.strategies.verify import LaneReport, Verdict
+from specproxy.cli.quarantine import settle
+from specproxy.cli.verify_run import LaneUnderTest, Round, run
+from specproxy.strategies.verify import TIE_GAP, Judgement, Verdict
 from tests.support.calibrated import CalibratedPair, write_pair
+from tests.support.liars import BadAccepts
 from tests.support.proxy import running_proxy
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
@@ -50,10 +53,31 @@ async def test_a_foreign_model_is_found_and_honest_lanes_pass(
     lanes = [LaneUnderTest(s.lane.id, s.lane.strategy.name, s.lane.target, "m") for s in backend.lanes()]
     async with running_proxy(backend) as proxy:
         client = LaneClient(f"http://127.0.0.1:{proxy.port}", max_tokens=TOKENS)
-        reports: list[LaneReport] = await asyncio.to_thread(run, client, lanes, prompts(pair))
-    same, ngrams, stranger = reports
-    assert (same.verdict, ngrams.verdict) == (Verdict.SAME, Verdict.SAME), reports
+        found: Round = await asyncio.to_thread(run, client, lanes, prompts(pair))
+    same, ngrams, stranger = found.reports
+    assert (same.verdict, ngrams.verdict) == (Verdict.SAME, Verdict.SAME), found.reports
     assert (same.tokens, same.unsteady) == (4 * TOKENS, 0)
     assert stranger.verdict is Verdict.FAULT
     assert len(stranger.forks) == 4
     assert all(fork.token == 0 and fork.gap is not None and fork.gap > 1 for fork in stranger.forks)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+async def test_forced_bad_accepts_are_found(pair: CalibratedPair, rank: int) -> None:
+    """One wrong token in a text of a real model, wherever it stands; the lane is put into quarantine."""
+    backend = plan_managed(ManagedOptions(pair.target, threads=1, ctx=1024, strategies=("plain",))).backend()
+    await backend.start()
+    await backend.settled()
+    [status] = backend.lanes()
+    plain = LaneUnderTest(status.lane.id, "plain", status.lane.target, "m")
+    async with running_proxy(backend) as proxy:
+        client = LaneClient(f"http://127.0.0.1:{proxy.port}", max_tokens=TOKENS)
+        liar = BadAccepts(client, plain.id, np.random.default_rng(4), rank)
+        lanes = [plain, LaneUnderTest("liar", "liar", "m", "m", "fp")]
+        found: Round = await asyncio.to_thread(run, liar, lanes, prompts(pair)[:3])
+    posted: list[tuple[str, dict[str, str]]] = []
+    assert settle(found, lambda name, body: posted.append((name, body))) == {"liar": "put"}
+    assert [lead is not None and lead > TIE_GAP for lead in liar.forced.values()] == [True] * 3
+    faults = [fork for fork in found.reports[1].forks if fork.judgement is Judgement.FAULT]
+    assert [fork.prompt for fork in faults] == [0, 1, 2]
+    assert posted[0][1]["fingerprint"] == "fp"

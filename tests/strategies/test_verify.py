@@ -12,9 +12,10 @@ from specproxy.strategies.verify import (
     LaneReport,
     Position,
     Verdict,
+    calibrated,
     first_difference,
     judge,
-    smallest_rate,
+    rejudged,
 )
 
 PLAIN = b"the cat sat"
@@ -158,7 +159,25 @@ def test_the_worst_counts(report: LaneReport, verdict: Verdict) -> None:
     assert report.verdict is verdict
 
 
-def test_power_is_stated() -> None:
-    """The rule of three: 3 in n, 95% sure."""
-    assert smallest_rate(1000) == pytest.approx(0.003, rel=0.01)
-    assert smallest_rate(0) == 1.0
+@pytest.mark.parametrize(
+    ("noise", "tie_gap"), [(None, 0.5), (0.0, 0.5), (0.3, 0.5), (0.4, 0.6), (0.9, 1.0), (1.1, 0.5), (6.0, 0.5)]
+)
+def test_plains_noise_widens_the_gap_a_little(noise: float | None, tie_gap: float) -> None:
+    """By half again, to twice the gap at most; beyond that plain itself is at fault."""
+    assert calibrated(0.5, noise) == pytest.approx(tie_gap)
+
+
+@pytest.mark.parametrize(
+    ("gap", "at_least", "tie_gap", "judgement"),
+    [
+        (0.7, False, 1.0, Judgement.TIE),
+        (0.7, False, 0.6, Judgement.FAULT),
+        (0.7, True, 1.0, Judgement.UNKNOWN),
+        (0.7, True, 0.6, Judgement.FAULT),
+        (None, False, 1.0, Judgement.UNKNOWN),
+    ],
+)
+def test_judging_again(gap: float | None, at_least: bool, tie_gap: float, judgement: Judgement) -> None:
+    """By another gap; what was not told stays unknown."""
+    fork = Fork(0, 1, 1, Judgement.UNKNOWN, gap, at_least)
+    assert rejudged(fork, tie_gap).judgement is judgement
