@@ -120,6 +120,7 @@ def _options(settings: Settings) -> EmbeddedOptions:
         idle_unload_s=settings.idle_unload,
         extra_args=settings.engine_args,
         log_dir=settings.state_dir / "logs",
+        state_dir=settings.state_dir / "engine",
     )
 
 

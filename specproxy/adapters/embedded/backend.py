@@ -52,6 +52,7 @@ class EmbeddedOptions:
     idle_unload_s: float | None = None
     extra_args: tuple[str, ...] = ()
     log_dir: Path | None = None
+    state_dir: Path | None = None
     backend: str = "embedded"
 
     def arguments(self) -> list[str]:
@@ -63,6 +64,7 @@ class EmbeddedOptions:
             "--threads": self.threads,
             "--n-gpu-layers": self.n_gpu_layers,
             "--idle-unload": self.idle_unload_s,
+            "--state": self.state_dir,
         }
         listed = [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
         named = [part for name in self.names for part in ("--name", name)]
@@ -281,7 +283,7 @@ def _identity(options: EmbeddedOptions) -> tuple[str, str]:
     for warning in check_pair(target, draft) if draft is not None else ():
         log.warning("%s", warning)
     plain = replace(
-        options, model=Path(), draft=None, names=(), idle_unload_s=None
+        options, model=Path(), draft=None, names=(), idle_unload_s=None, state_dir=None
     )  # those are content, or no matter
     parts = (
         target.digest,

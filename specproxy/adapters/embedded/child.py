@@ -47,6 +47,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for flag, default in (("draft-max", 3), ("mtp-max", 3), ("ngram-max", 8), ("ngram-match", 3)):
         add(f"--{flag}", type=int, default=default)
     add("--idle-unload", type=float, help="seconds without a request after which the model is unloaded")
+    add("--state", type=Path, help="directory for what was measured")
+    add("--profile", type=float, default=3.0, help="seconds that measuring a new model may take")
     add("--n-gpu-layers", type=int, default=0)
     add("--main-gpu", type=int, default=0)
     add("--tensor-split", type=lambda text: tuple(map(float, text.split(","))), default=())
@@ -74,6 +76,8 @@ def _options(args: argparse.Namespace) -> EngineOptions:
         ngram_max=args.ngram_max,
         ngram_match=args.ngram_match,
         idle_unload_s=args.idle_unload,
+        state=args.state,
+        profile_s=args.profile,
         weights=ModelParams(
             gpu_layers=args.n_gpu_layers,
             main_gpu=args.main_gpu,

@@ -13,6 +13,7 @@ from functools import partial
 from typing import cast
 
 from specproxy.adapters.embedded.embedder import Embedder
+from specproxy.adapters.embedded.measured import Measured
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.runtime import Runtime
 from specproxy.adapters.embedded.scheduler import Event, Scheduler
@@ -92,6 +93,7 @@ class LlamaEngine:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
+        self._measured = Measured(options)
         self._commands: deque[_Submit | _Cancel | _Do] = deque()
         self._wake = threading.Event()
         self._outbox: list[tuple[Stream, Event]] = []
@@ -202,6 +204,7 @@ class LlamaEngine:
             if self._step():
                 idle_since = time.monotonic()
                 continue
+            self._measured.save_now_and_then()
             if self._unload_wanted and self._is_idle():
                 self._free()
             timeout = self._idle_left(idle_since)
@@ -327,7 +330,8 @@ class LlamaEngine:
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(self._options.model)
         self._runtime = Runtime(self._options, self._vocabulary)
-        self._scheduler = Scheduler(self._runtime, self._vocabulary, self._emit)
+        costs = self._measured.costs(self._runtime)
+        self._scheduler = Scheduler(self._runtime, self._vocabulary, self._emit, costs)
         self.card = self._runtime.card
 
     def _unload_when_idle(self) -> None:
@@ -343,6 +347,7 @@ class LlamaEngine:
             self._embedder.close()
             self._embedder = None
         if self._runtime is not None:
+            self._measured.save()
             self._runtime.close()
             self._runtime = None
 

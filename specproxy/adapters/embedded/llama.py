@@ -260,6 +260,11 @@ class Batch:
         self.raw = raw
 
     @property
+    def takes_rows(self) -> int:
+        """Floats of a hidden row that is given beside each token; 0 for tokens alone."""
+        return 0 if self._rows is None else self._rows.shape[1]
+
+    @property
     def room(self) -> int:
         """Tokens that still fit."""
         return self.size - self.n

@@ -19,8 +19,9 @@ class EngineOptions:
     sequences stream, a prompt gets `prefill_share` tokens a step. `draft_max`, `mtp_max` and `ngram_max` are
     the longest drafts where a request's strategy does not say. `cached` is how many finished sequences are kept
     for their prefix, beside the running ones. `idle_unload_s` frees the model after so many seconds without a
-    request. `weights` applies to target and draft alike, `type_k` and `type_v` are ggml type names
-    (``f16``, ``q8_0``).
+    request. `state` is a directory for what was measured (None: it is not kept), `profile_s` is how long
+    measuring may take when a model is loaded for the first time. `weights` applies to target and draft alike,
+    `type_k` and `type_v` are ggml type names (``f16``, ``q8_0``).
     """
 
     model: Path
@@ -39,6 +40,8 @@ class EngineOptions:
     ngram_max: int = 8
     ngram_match: int = 3
     idle_unload_s: float | None = None
+    state: Path | None = None
+    profile_s: float = 0.0
     weights: ModelParams = field(default_factory=ModelParams)
     flash_attention: bool | None = None
     type_k: str | None = None

@@ -30,6 +30,7 @@ class Runtime:
 
     Attributes:
         facts: of the target's file.
+        draft_digest: of the draft model's content, or an empty text.
         context: the target's context.
         batch: the batch for it.
         drafters: those that run a model, by name.
@@ -75,6 +76,7 @@ class Runtime:
         if draft is not None:
             for warning in check_pair(self.facts, draft):
                 log.warning("%s", warning)
+        self.draft_digest = "" if draft is None else draft.digest
         self._sidecar = "" if draft is None else draft.sidecar_type or ""
         if self._sidecar:
             draft = None  # it is not loaded

@@ -53,14 +53,21 @@ class Scheduler:
         runtime: what is loaded.
         vocabulary: of the target.
         emit: called with every event and the sink that it is for.
+        costs: what steps are known to cost; refined by every step.
     """
 
-    def __init__(self, runtime: Runtime, vocabulary: Vocabulary, emit: Callable[[Sink, Event], None]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        vocabulary: Vocabulary,
+        emit: Callable[[Sink, Event], None],
+        costs: StepCosts | None = None,
+    ) -> None:
         self._runtime = runtime
         self._vocabulary = vocabulary
         self._emit = emit
         self._slots = Slots(runtime)
-        self.costs = StepCosts()
+        self.costs = costs or StepCosts()
         self._spelling: Spelling | None = None  # made for the first grammar
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
