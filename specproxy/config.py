@@ -2,7 +2,7 @@
 
 Every value remembers where it came from, so that an error names the key, the value, its origin and, for a name
 that does not exist, the nearest one that does. A nested key is written ``learner.allowance_share`` in messages,
-``SPECPROXY_LEARNER__ALLOWANCE_SHARE`` in the environment.
+``SPECPROXY_LEARNER__ALLOWANCE_SHARE`` in the environment. Texts in the file may name variables: ``${NAME}``.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ def default_config_path() -> Path:
 Layer = tuple[str, dict[str, Any]]  # where it came from, and its nested values
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -369,7 +369,33 @@ def _read_file(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: should hold keys and values, not a {type(data).__name__}")
-    return {str(key): value for key, value in data.items()}
+    return {str(key): _filled(value, environ, f"{path}: {key}") for key, value in data.items()}
+
+
+def _filled(value: Any, environ: Mapping[str, str], where: str) -> Any:
+    """`value` with every ``${NAME}`` in its texts replaced from the environment; ``$${`` stands for ``${``.
+
+    Raises:
+        ConfigError: the environment has no such name.
+    """
+    if isinstance(value, dict):
+        return {key: _filled(inner, environ, f"{where}.{key}") for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, environ, where) for inner in value]
+    if not isinstance(value, str):
+        return value
+
+    def fill(match: re.Match[str]) -> str:
+        if match[0] == "$${":
+            return "${"
+        name = match[1]
+        if name not in environ:
+            close = nearest(name, sorted(environ))
+            meant = f"; did you mean {close}?" if close else ""
+            raise ConfigError(f"{where}: ${{{name}}}: the environment has no {name}{meant}")
+        return environ[name]
+
+    return re.sub(r"\$\$\{|\$\{([A-Za-z_]\w*)\}", fill, value)
 
 
 def _read_environ(environ: Mapping[str, str]) -> list[Layer]:
@@ -422,10 +448,11 @@ def load(
         ConfigError: with one line for each problem: origin, key path, value, and the nearest valid name.
     """
     layers: list[Layer] = []
+    environ = os.environ if environ is None else environ
     file = default_config_path() if path is None else path
     if path is not None or file.is_file():
-        layers.append((str(file), _read_file(file)))
-    layers += _read_environ(os.environ if environ is None else environ)
+        layers.append((str(file), _read_file(file, environ)))
+    layers += _read_environ(environ)
     for key, value in (flags or {}).items():
         if value is not None:
             layers.append(("--" + key.rpartition(".")[2].replace("_", "-"), _nest(key, value)))

@@ -20,7 +20,7 @@ import structlog
 
 from specproxy.records import Decision, Observation
 
-__all__ = ["BACKLOG", "LineWriter", "configure", "request_fields", "wants_json"]
+__all__ = ["BACKLOG", "LineWriter", "configure", "request_fields", "set_level", "wants_json"]
 
 BACKLOG = 10_000
 
@@ -118,6 +118,14 @@ def configure(*, level: str = "info", as_json: bool = False, stream: TextIO | No
     for noisy in ("asyncio", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(max(threshold, logging.WARNING))
     return writer
+
+
+def set_level(level: str) -> None:
+    """Change the least severe level that is written, after `configure`."""
+    threshold = getattr(logging, level.upper())
+    known = structlog.get_config()
+    structlog.configure(**known | {"wrapper_class": structlog.make_filtering_bound_logger(threshold)})
+    logging.getLogger().setLevel(threshold)
 
 
 class _Target:

@@ -119,6 +119,24 @@ def test_an_error_is_one_line_with_path_value_and_nearest_name(tmp_path: Path, t
     assert lines[0].startswith(f"{tmp_path / 'config.yaml'}: {says}")
 
 
+def test_secrets_come_from_the_environment(tmp_path: Path) -> None:
+    """``${NAME}`` anywhere in a text, also inside lists and sections; ``$${`` is a literal one."""
+    text = "token: ${PROXY_TOKEN}\nport: ${P}\nllama_args: ['a${P}', '$${P}']\n"
+    text += "learner: {allowance_share: '${S}'}\n"
+    settings = load(write(tmp_path, text), environ={"PROXY_TOKEN": "s3cret", "P": "81", "S": "0.5"})
+    assert settings.token is not None
+    assert settings.token.get_secret_value() == "s3cret"
+    assert (settings.port, settings.llama_args, settings.learner.allowance_share) == (81, ("a81", "${P}"), 0.5)
+
+
+def test_a_missing_variable_is_named(tmp_path: Path) -> None:
+    """With its key path, and the nearest one that there is; no value is told."""
+    lines = failure(tmp_path, "log: {level: '${LEVLE}'}\n", environ={"LEVEL": "hidden"})
+    assert lines == [
+        f"{tmp_path / 'config.yaml'}: log.level: ${{LEVLE}}: the environment has no LEVLE; did you mean LEVEL?"
+    ]
+
+
 def test_every_problem_gets_a_line(tmp_path: Path) -> None:
     """Two mistakes are told at once."""
     assert len(failure(tmp_path, "prot: 1\nslots: 0\n", environ={})) == 2

@@ -15,7 +15,7 @@ import click
 from specproxy import __version__
 from specproxy.cli.groups import Choice
 from specproxy.cli.options import config_option
-from specproxy.config import EngineChoice, LogSettings, Settings, load
+from specproxy.config import EngineChoice, LogSettings, Settings, default_config_path, load
 
 if TYPE_CHECKING:
     from specproxy.logs import LineWriter
@@ -80,37 +80,47 @@ def start(config_path: Path | None, **flags: Any) -> int:
     With neither, the usual ports of Ollama, llama-server and LM Studio are probed.
     """
     flags["upstream"] = flags["upstream"] or None
-    return run(load(config_path, {NESTED.get(name, name): value for name, value in flags.items()}))
+    given = {NESTED.get(name, name): value for name, value in flags.items()}
+    return run(lambda: load(config_path, given), config_path or default_config_path())
 
 
-def run(settings: Settings) -> int:
-    """Run the service until a signal stops it; returns the exit code.
+def run(read: Callable[[], Settings], path: Path) -> int:
+    """Run the service with what `read` gives, until a signal stops it; returns the exit code.
+
+    SIGHUP, or a change of the file at `path`, reads again.
 
     Raises:
         ConfigError: it cannot run as configured; nothing is left running.
     """
     from specproxy import logs
 
+    settings = read()
     as_json = logs.wants_json(settings.log.format, sys.stdout)
     writer = logs.configure(level=settings.log.level, as_json=as_json)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, None if as_json else writer))
+            runner.run(_serve(settings, read, path, None if as_json else writer))
     finally:
         writer.close()
     return 0
 
 
-async def _serve(settings: Settings, terminal: LineWriter | None) -> None:
+async def _serve(
+    settings: Settings, read: Callable[[], Settings], path: Path, terminal: LineWriter | None
+) -> None:
     import structlog
 
     from specproxy.cli.banner import banner
+    from specproxy.proxy.reload import Reloader
     from specproxy.proxy.service import Service
 
     force = _on_signals()
     service = Service(settings)
+    reloader = Reloader(path, read, service.take)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.now)
     try:
         await service.start()
+        service.watch_settings(reloader)
         if terminal is not None:
             for line in banner(service.status(), shutil.get_terminal_size().columns):
                 terminal.write(line)

@@ -19,11 +19,11 @@ _LAST_MOMENTS_S = 1.0  # for the last bytes to reach their clients
 
 
 class ProxyServer:
-    """Listens, and hands every request to `handlers`."""
+    """Listens, and hands every request to `handlers`. `limits` may be replaced: new connections get those."""
 
     def __init__(self, handlers: Handlers, limits: ServerLimits | None = None) -> None:
         self.handlers = handlers
-        self._limits = limits or ServerLimits()
+        self.limits = limits or ServerLimits()
         self._tasks = Tasks()
         self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
@@ -82,8 +82,8 @@ class ProxyServer:
             await connection.ended
 
     def _accept(self) -> ClientConnection:
-        self._turned_away += len(self._connections) >= self._limits.connections
-        return ClientConnection(self.handlers.handle, self._tasks, self._limits, self._connections)
+        self._turned_away += len(self._connections) >= self.limits.connections
+        return ClientConnection(self.handlers.handle, self._tasks, self.limits, self._connections)
 
     def expire(self, now: float) -> None:
         """Close connections that have been idle for too long; `now` is the loop's time."""
@@ -97,7 +97,7 @@ class ProxyServer:
             log.warning(
                 "%d connections closed: there are %d already (limits.connections)",
                 self._turned_away,
-                self._limits.connections,
+                self.limits.connections,
             )
             self._turned_away = 0
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)

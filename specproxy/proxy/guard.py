@@ -30,9 +30,13 @@ class Guard:
     """
 
     def __init__(self, token: str | None = None, *, origins: Iterable[str] = ()) -> None:
+        self._names = {"localhost", socket.gethostname().lower()}
+        self.set(token, origins)
+
+    def set(self, token: str | None, origins: Iterable[str]) -> None:
+        """Ask for another token, or allow other origins, from now on."""
         self._token = token.encode() if token else None
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
-        self._names = {"localhost", socket.gethostname().lower()}
 
     def check(self, headers: Mapping[str, str]) -> bool:
         """Let the request pass, or raise. `headers` must look names up without regard to case.

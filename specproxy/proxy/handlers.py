@@ -76,8 +76,7 @@ class Handlers:
     ) -> None:
         self._tasks = Tasks()
         self._router = router
-        self._limits = limits or Limits()
-        self._forwarder = Forwarder(router, self._tasks, self._limits)
+        self._forwarder = Forwarder(router, self._tasks, limits or Limits())
         self._admin = admin
         self._guard = guard
         self._reader = reader
@@ -90,6 +89,10 @@ class Handlers:
     def active(self) -> int:
         """Requests being forwarded now."""
         return self._active
+
+    def set_limits(self, limits: Limits) -> None:
+        """Other limits for requests that come from now on."""
+        self._forwarder.limits = limits
 
     def capture(self, keep: Callable[[str, bytes], None]) -> None:
         """Tell `keep` path and body of every routed request, but those that their clients want kept private."""
@@ -156,12 +159,12 @@ class Handlers:
         if self._closing:
             call.response.keep_alive = False
             raise LaneUnavailable("specproxy is shutting down")
-        if self._active > self._limits.requests:
+        if self._active > self._forwarder.limits.requests:
             raise self._too_many(call)
         await self._forwarder.forward(call)
 
     def _too_many(self, call: Call) -> SpecproxyError:
-        limit = self._limits.requests
+        limit = self._forwarder.limits.requests
         error = LaneUnavailable(
             f"{limit} requests are in flight already", hint="limits.requests raises the limit"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from specproxy import __version__
 from specproxy.adapters.tasks import Tasks
 from specproxy.config import Settings
 from specproxy.errors import RequestError, StoreError
+from specproxy.logs import set_level
 from specproxy.proxy.admin import Admin
 from specproxy.proxy.app import ProxyServer
 from specproxy.proxy.board import Board
@@ -31,6 +32,7 @@ from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.headers import PIN_HEADER
 from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.recorder import Recorder
+from specproxy.proxy.reload import Changes, Reloader, compare
 from specproxy.proxy.replayer import Replayer
 from specproxy.proxy.router import Router
 from specproxy.proxy.server import ServerLimits
@@ -84,6 +86,9 @@ class Service:
         self._server: ProxyServer | None = None
         self._healths: dict[str, Health] = {}
         self._facts: dict[str, LaneFacts] = {}
+        self._guard = Guard()
+        self._capture = Capture(settings.state_dir / CAPTURE_FILE, 0, 0, self._tasks)
+        self._waiting: tuple[str, ...] = ()  # settings that were changed and need a restart
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -140,18 +145,42 @@ class Service:
             self._tasks.spawn(give_up(force), name="wait for a second signal")
         await done.wait()
 
+    def take(self, wanted: Settings) -> Changes:
+        """Take changed settings in, as far as that goes without a restart.
+
+        Raises:
+            ConfigError: they do not go with what cannot change; nothing has changed then.
+        """
+        changes = compare(self.settings, wanted)
+        self.settings, self._waiting = changes.settings, changes.waiting
+        self._apply()
+        if "log.level" in changes.applied:
+            set_level(self.settings.log.level)
+        return changes
+
+    def watch_settings(self, reloader: Reloader) -> None:
+        """Let `reloader` run for as long as the service does."""
+        self._tasks.spawn(reloader.run(), name="watch settings")
+
+    def _apply(self) -> None:
+        """Bring everything that can change at once in line with the settings."""
+        settings = self.settings
+        token = settings.token.get_secret_value() if settings.token is not None else None
+        self._guard.set(token, settings.origins)
+        self._capture.requests, self._capture.size = settings.capture.requests, settings.capture.size
+        allowed = settings.learner.model_dump()
+        self.policy.settings = replace(self.policy.settings, **allowed)
+        if self._server is not None:
+            self._server.handlers.set_limits(_limits(settings))
+            self._server.limits = ServerLimits(connections=settings.limits.connections)
+
     async def _listen(self) -> None:
-        token = self.settings.token.get_secret_value() if self.settings.token is not None else None
-        guard = Guard(token, origins=self.settings.origins)
-        given = self.settings.limits
-        limits = Limits(inspect=given.inspect, body=given.body, requests=given.requests)
         handlers = Handlers(
-            self.router, admin=Admin(self, guard), guard=guard.check, reader=guard.reader, limits=limits
+            self.router, admin=Admin(self, self._guard), guard=self._guard.check, reader=self._guard.reader
         )
-        kept = self.settings.capture
-        capture = Capture(self.settings.state_dir / CAPTURE_FILE, kept.requests, kept.size, self._tasks)
-        handlers.capture(capture.offer)
-        self._server = ProxyServer(handlers, ServerLimits(connections=given.connections))
+        handlers.capture(self._capture.offer)
+        self._server = ProxyServer(handlers)
+        self._apply()
         await self._server.start(self.settings.host, self.settings.port)
         host, port = self._server.addresses[0]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -242,6 +271,7 @@ class Service:
             "quarantine": self._quarantine.dump()["sentences"],
             "learning_curve": self.policy.curves(),
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
+            "restart_needed": list(self._waiting),
         }
 
     def _believe(self, lanes: Sequence[LaneStatus]) -> Believe:
@@ -318,3 +348,8 @@ class Service:
         if facts is None:
             raise RequestError("this is no JSON object, so it would be passed on as it is")
         return self.router.preview(facts, pin=headers.get(PIN_HEADER.decode()))
+
+
+def _limits(settings: Settings) -> Limits:
+    given = settings.limits
+    return Limits(inspect=given.inspect, body=given.body, requests=given.requests)
