@@ -156,7 +156,7 @@ class Forwarder:
         tried.append(early or self._attempt(call, ticket, body, hold_errors=may_retry))
         try:
             await tried[-1].run()
-        except (UpstreamConnectError, UpstreamClosed, HeldBack) as error:
+        except (UpstreamConnectError, UpstreamClosed, UpstreamProtocolError, HeldBack) as error:
             if call.response.started or not may_retry:
                 raise
             failed = ticket.lane

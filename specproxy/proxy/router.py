@@ -40,6 +40,7 @@ from specproxy.records import (
 from specproxy.strategies.balance import without_equals
 from specproxy.strategies.base import Policy
 from specproxy.strategies.classify import classify
+from specproxy.strategies.rules import is_asked_for
 
 __all__ = ["UNREAD", "LaneErrorListener", "Listener", "Router", "Ticket"]
 
@@ -380,6 +381,8 @@ class Router:
             if situation.pin is None:
                 raise
             held = held_back(situation.pin, statuses)
+            if held is None and any(is_asked_for(s.lane, situation.pin) for s in statuses):
+                raise  # it is away for now, and worth asking for again
             raise held or RequestError(error.message, hint=error.hint) from error
         except Exception:
             log.exception("the policy failed")

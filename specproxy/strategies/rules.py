@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from specproxy.errors import LaneUnavailable
 from specproxy.records import Decision, Health, Lane, LaneStatus, Situation, Strategy
 
-__all__ = ["HAZARDS", "Narrowed", "apply_rules", "available"]
+__all__ = ["HAZARDS", "Narrowed", "apply_rules", "available", "is_asked_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,10 @@ def pin(situation: Situation, lanes: Sequence[LaneStatus]) -> Narrowed | None:
     """
     if situation.pin is None:
         return None
-    wanted = situation.pin.strip().lower()
-    found = tuple(s for s in lanes if _matches(s.lane, wanted))
+    found = tuple(s for s in lanes if is_asked_for(s.lane, situation.pin))
     if found:
         return Narrowed(found, "pin", f"the client asked for {situation.pin.strip()}")
-    if wanted == "auto":
+    if situation.pin.strip().lower() == "auto":
         return None
     names = ", ".join(sorted({s.lane.strategy.name for s in lanes}))
     raise LaneUnavailable(
@@ -117,7 +116,9 @@ def apply_rules(situation: Situation, lanes: tuple[LaneStatus, ...] | None = Non
     return Narrowed(lanes)
 
 
-def _matches(lane: Lane, wanted: str) -> bool:
+def is_asked_for(lane: Lane, pin: str) -> bool:
+    """Whether a pin means this lane: by its id, or by its strategy, with or without a length."""
+    wanted = pin.strip().lower()
     if wanted == lane.id.lower():
         return True
     try:

@@ -48,8 +48,14 @@ async def reset_at_once(conn: Conn) -> None:
 
 @pytest.mark.parametrize(
     "failing",
-    [close_at_once, reset_at_once, Recorder(b"HTTP/1.1 503 Loading\r\nContent-Length: 4\r\n\r\nwait"), None],
-    ids=["closes", "resets", "503", "refuses"],
+    [
+        close_at_once,
+        reset_at_once,
+        Recorder(b"HTTP/1.1 503 Loading\r\nContent-Length: 4\r\n\r\nwait"),
+        Recorder(b"220 mail.example ESMTP\r\n\r\n"),
+        None,
+    ],
+    ids=["closes", "resets", "503", "no HTTP", "refuses"],
 )
 @both_loops
 async def test_a_failed_lane_is_retried_on_plain(failing: object) -> None:

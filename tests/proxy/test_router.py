@@ -201,6 +201,14 @@ def test_an_unknown_pin_is_the_clients_fault() -> None:
     assert setup.router.load.in_flight == 0
 
 
+def test_a_pinned_lane_that_is_away_is_worth_asking_for_again() -> None:
+    """503 rather than 400 while the lane exists and is not ready."""
+    fake = backend("a")
+    fake.mark("a/mtp", Health.UNHEALTHY)
+    with pytest.raises(LaneUnavailable, match="no lane has mtp"):
+        Setup(fake).router.route(FACTS, pin="mtp", now=0.0)
+
+
 def test_a_policy_without_a_lane_is_not_the_clients_fault() -> None:
     """Without a pin it is 503."""
     setup = Setup(backend("a"), wanted="eagle")
