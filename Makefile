@@ -12,7 +12,7 @@ WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-embedded test test-unit lint format clean \
-	bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify conformance
+	chaos bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify conformance
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ format: $(BASE) ## Let ruff fix what it can
 
 bench-proxy: $(BASE) ## Time that the proxy adds to a call and to a stream
 	@$(RUN) -m benchmarks.bench_proxy
+
+chaos: $(BASE) ## Faults against the proxy: upstreams, clients, signals, disks (2 minutes)
+	@$(RUN) -m benchmarks.chaos
 
 bench-classify: $(BASE) ## Accuracy of the classifier, and what its mistakes cost
 	@$(RUN) -m benchmarks.bench_classify

@@ -1,0 +1,1 @@
+"""Faults against the real proxy: misbehaving upstreams, misbehaving clients, and against itself."""

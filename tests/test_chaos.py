@@ -1,0 +1,65 @@
+"""A short, fixed part of `make chaos`: single faults against the whole proxy, and the judge of endings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.arena import MIXED, Tally, arena
+from benchmarks.chaos.client import CLIENT_FAULTS, Seen, judge
+from benchmarks.chaos.faults import FAULTS, SHAPES, Ending
+from benchmarks.chaos.itself import PROCESS_FAULTS
+
+OPENAI = SHAPES["openai"]
+
+
+async def test_faults_lose_nothing_and_leak_nothing(tmp_path: Path) -> None:
+    """Every fault of an upstream and of a client, one after the other, on both lanes and in all dialects."""
+    tally = Tally()
+    async with arena(tmp_path, tally, seed=3) as here:
+        for number, fault in enumerate(MIXED):
+            shape = list(SHAPES.values())[number % len(SHAPES)]
+            await here.upstream_fault(fault, shape, on_drafts=False)
+            await here.upstream_fault(fault, shape, on_drafts=True)
+        for number, name in enumerate(CLIENT_FAULTS):
+            await here.client_fault(name, list(SHAPES.values())[number % len(SHAPES)])
+    assert (tally.lost, tally.hung, tally.leaked_tasks, tally.leaked_sockets) == (0, 0, 0, 0)
+    assert tally.requests >= 2 * len(MIXED) + len(CLIENT_FAULTS)
+    assert {ending for ending, n in tally.endings.items() if n} == {"complete", "error", "cut"}
+
+
+async def test_a_killed_proxy_keeps_its_state(tmp_path: Path) -> None:
+    """SIGKILL with a stream open: the database is sound, and all that was committed is known afterwards."""
+    tally = Tally()
+    await PROCESS_FAULTS["proxy_is_killed"](tmp_path, tally)
+    assert (tally.lost, tally.hung) == (0, 0)
+
+
+def test_there_are_enough_kinds() -> None:
+    """At least thirty kinds of faults, by name."""
+    assert len(MIXED) + len(CLIENT_FAULTS) + len(PROCESS_FAULTS) >= 60
+
+
+CONTENT = b"".join(FAULTS["well"](OPENAI).content)
+PART = b"".join(FAULTS["closes_in_mid_stream"](OPENAI).content)
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen", "ending"),
+    [
+        ("well", Seen(200, CONTENT, True), Ending.COMPLETE),
+        ("well", Seen(200, CONTENT, False), None),  # cut where nothing was
+        ("well", Seen(200, CONTENT + b"x", True), None),  # a byte too many
+        ("closes_in_mid_stream", Seen(200, PART, False), Ending.CUT),
+        ("closes_in_mid_stream", Seen(200, PART, True), None),  # a fabricated ending
+        ("closes_in_mid_stream", Seen(200, PART + OPENAI.last, False), None),  # and one in the text
+        ("closes_without_an_answer", Seen(502, b"Bad Gateway", True), None),  # an error in no dialect
+        ("closes_without_an_answer", Seen(0, b"", False), None),  # no answer at all
+    ],
+)
+def test_the_judge_sees_what_is_wrong(fault: str, seen: Seen, ending: Ending | None) -> None:
+    """Only the permitted endings pass; everything else is named."""
+    found, wrong = judge(OPENAI, fault, seen)
+    assert (found if not wrong else None) == ending
+    assert bool(wrong) == (ending is None)
