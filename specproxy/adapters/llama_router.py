@@ -15,7 +15,7 @@ from typing import Any
 from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import ServedModel
 from specproxy.adapters.http import HttpTransport
-from specproxy.adapters.server_program import our_name
+from specproxy.adapters.server_program import SAMPLED, SAMPLING_FLAG, our_name
 from specproxy.errors import BackendError
 from specproxy.records import Strategy
 
@@ -120,7 +120,8 @@ def _speculative(flag: str) -> bool:
 def _strategy(flags: Flags) -> Strategy:
     """What the command line asks for, in our names. A draft model alone is loaded and never used."""
     types = [name for name in _behind(flags, "--spec-type").split(",") if name not in ("", "none")]
-    drafters = tuple(our_name(name) for name in types)
+    sampled = SAMPLED if _behind(flags, SAMPLING_FLAG) == "probabilistic" else ""
+    drafters = tuple(our_name(t) + ("" if t.startswith("ngram") else sampled) for t in types)
     length = _behind(flags, "--spec-draft-n-max", *(f"--spec-{name}-size-m" for name in types))
     return Strategy(drafters, int(length) if drafters and length.isdigit() and int(length) else None)
 

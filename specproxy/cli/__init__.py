@@ -38,6 +38,7 @@ COMMANDS = {
         "Show, add or lift lanes that are out of service.",
     ),
     "doctor": ("specproxy.cli.doctor", "doctor", "Look at this machine, and say what would help."),
+    "init": ("specproxy.cli.init", "init", "Write the files for a model with every lane that it supports."),
     "config": ("specproxy.cli.config", "config", "Check, show or describe the configuration."),
     "completion": ("specproxy.cli.completion", "completion", "Print a shell completion script."),
     "version": ("specproxy.cli.version", "version", "Print the versions of specproxy and its engines."),

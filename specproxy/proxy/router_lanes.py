@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.adapters.gguf_facts import ModelFacts
+from specproxy.adapters.server_program import SAMPLED
 from specproxy.proxy.status import Upstream
 from specproxy.records import Control, Health, Lane, LaneStatus, Strategy
 
@@ -52,6 +53,7 @@ def router_lanes(
                 upstream_model=model.name,
                 load_s=loads.get(model.name) or guess_load_s(facts if looked_after else None),
                 models=names,
+                seeded=not any(name.endswith(SAMPLED) for name in _strategy(model).drafters),
             )
     return lanes
 
