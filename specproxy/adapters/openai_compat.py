@@ -109,7 +109,7 @@ class OpenAiBackend(HttpBackend):
             upstream_model=spec.model or None,
             overrides=overrides,
             load_s=load_s,
-            models=frozenset({spec.target, *spec.aliases}),
+            models=frozenset({spec.target, spec.model or spec.target, *spec.aliases}),
             dialects=self.dialects,
             weight=spec.weight,
         )

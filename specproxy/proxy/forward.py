@@ -28,6 +28,7 @@ from specproxy.proxy.client import RelayResponse
 from specproxy.proxy.dialects import read_facts
 from specproxy.proxy.headers import OWN_PREFIX, Inbound, header_value
 from specproxy.proxy.inbound import ClientRequest
+from specproxy.proxy.listing import LISTS, askable, merged_list
 from specproxy.proxy.relay import Attempt, HeldBack
 from specproxy.proxy.rename import Renamer
 from specproxy.proxy.router import Router, Ticket
@@ -82,6 +83,8 @@ class Forwarder:
             BackendError: no upstream answered, or it broke off; `call.response.started` tells which.
             RequestError: the request cannot be served as asked.
         """
+        if await self._listed(call):
+            return
         inbound, body = call.inbound, call.request.body
         if inbound.length is not None and inbound.length > self.limits.body:
             raise too_long(self.limits.body)
@@ -100,6 +103,19 @@ class Forwarder:
             await self._pass_on(call, data, whole)
         else:
             await self._route(call, facts, data, now)
+
+    async def _listed(self, call: Call) -> bool:
+        """Answer a question for all models where several servers have some."""
+        if call.request.method != "GET" or (path := call.target.partition("?")[0]) not in LISTS:
+            return False
+        asked = askable(self._router.backends)
+        if len(asked) < 2:
+            return False
+        body = await merged_list(asked, path, call.target, call.inbound.headers)
+        if body is None:
+            return False
+        call.response.send(200, b"OK", ((b"Content-Type", b"application/json"),), body)
+        return True
 
     # --- routed ---
 
