@@ -159,6 +159,10 @@ class LogSettings(_Section):
     """human on a terminal and json elsewhere (auto), or always one of them."""
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is written."""
+    file: bool = True
+    """Whether to write JSON lines to specproxy.log in state_dir too, where `specproxy logs` finds them."""
+    file_size: Size = 5_000_000
+    """Length from which that file is begun afresh; three older ones are kept."""
 
 
 class Deployment(_Section):

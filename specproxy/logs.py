@@ -11,20 +11,32 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from datetime import datetime
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import orjson
 import structlog
 
 from specproxy.records import Decision, Observation
 
-__all__ = ["BACKLOG", "LineWriter", "configure", "request_fields", "set_level", "wants_json"]
+__all__ = ["BACKLOG", "Human", "LineWriter", "configure", "request_fields", "set_level", "wants_json"]
 
 BACKLOG = 10_000
 
 Event = MutableMapping[str, Any]
+
+
+Render = Callable[[Any, str, Event], str]
+
+
+class Stream(Protocol):
+    """Where lines are written."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
 
 _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "31;1"}
 
@@ -32,7 +44,7 @@ _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critica
 class LineWriter:
     """Writes lines to a stream from a thread of its own; `write` never blocks."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._lines: deque[str] = deque()
         self._wake = threading.Condition()
@@ -82,10 +94,16 @@ def wants_json(choice: str, stream: TextIO) -> bool:
     return choice == "json" or (choice == "auto" and not stream.isatty())
 
 
-def configure(*, level: str = "info", as_json: bool = False, stream: TextIO | None = None) -> LineWriter:
+def configure(
+    *,
+    level: str = "info",
+    as_json: bool = False,
+    stream: TextIO | None = None,
+    record: Callable[[str], None] | None = None,
+) -> LineWriter:
     """Send structlog and the standard library's logging to `stream` (default stdout).
 
-    Returns the writer; close it at exit, or the last lines are lost.
+    `record` gets every line too, as JSON. Returns the writer; close it at exit, or the last lines are lost.
     """
     stream = stream or sys.stdout
     writer = LineWriter(stream)
@@ -95,7 +113,9 @@ def configure(*, level: str = "info", as_json: bool = False, stream: TextIO | No
         structlog.stdlib.add_log_level,
         structlog.processors.format_exc_info,
     ]
-    render = _render_json if as_json else _Human(colour)
+    render: Render = _render_json if as_json else Human(colour)
+    if record is not None:
+        render = _Recorded(render, record)
     threshold = getattr(logging, level.upper())
     structlog.configure(
         processors=[*shared, render],
@@ -162,7 +182,19 @@ def _render_json(_: Any, __: str, event: Event) -> str:
     return orjson.dumps(head | dict(event), default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
-class _Human:
+class _Recorded:
+    """Renders a line, and gives it to `record` as JSON too."""
+
+    def __init__(self, render: Render, record: Callable[[str], None]) -> None:
+        self._render = render
+        self._record = record
+
+    def __call__(self, logger: Any, name: str, event: Event) -> str:
+        self._record(_render_json(logger, name, dict(event)))
+        return self._render(logger, name, event)
+
+
+class Human:
     """``12:03:04 warning lane died lane=ngram``: time, a word for anything but info, event, fields."""
 
     def __init__(self, colour: bool) -> None:
@@ -175,7 +207,9 @@ class _Human:
         level = str(event.pop("level", "info"))
         trace = event.pop("exception", None)
         name = str(event.pop("event", ""))
-        parts = [self._paint(_now().strftime("%H:%M:%S"), "2")]
+        written = event.pop("time", None)  # by whoever reads a log of JSON lines
+        at = datetime.fromisoformat(str(written)) if written else _now()
+        parts = [self._paint(at.strftime("%H:%M:%S"), "2")]
         if name == "request":
             return " ".join([*parts, _request_line(event)])
         if level != "info":

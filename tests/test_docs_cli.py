@@ -33,7 +33,7 @@ def test_every_command_has_a_row_and_no_other() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", rows[1], re.M)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", ["status", "top", "explain", "verify", "bench", "report", "doctor"])
+@pytest.mark.parametrize("name", ["status", "top", "explain", "verify", "logs", "bench", "report", "doctor"])
 def test_every_option_is_named(name: str) -> None:
     """Those of commands that this page describes in full."""
     assert options(name) - {"--config"} <= set(re.findall(r"--[a-z][a-z-]+", TEXT))

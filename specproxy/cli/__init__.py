@@ -37,6 +37,7 @@ COMMANDS = {
         "quarantine",
         "Show, add or lift lanes that are out of service.",
     ),
+    "logs": ("specproxy.cli.logs", "logs", "Show what the proxy has said."),
     "doctor": ("specproxy.cli.doctor", "doctor", "Look at this machine, and say what would help."),
     "init": ("specproxy.cli.init", "init", "Write the files for a model with every lane that it supports."),
     "config": ("specproxy.cli.config", "config", "Check, show or describe the configuration."),

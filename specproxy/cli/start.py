@@ -57,9 +57,12 @@ FLAGS: tuple[Callable[..., Any], ...] = (
     click.option("--state-dir", type=FILE, metavar="DIR", help="Where statistics are kept."),
     click.option("--grace", metavar="S", help="Seconds that requests may take to finish at shutdown."),
     click.option("--log-format", type=Choice(LOG_FORMATS), help="Form of log lines."),
+    click.option(
+        "--log-file/--no-log-file", default=None, help="Write the log to a file too  [default: log-file]"
+    ),
     click.option("--log-level", type=Choice(LOG_LEVELS), help="Least severe level that is logged."),
 )
-NESTED = {"log_format": "log.format", "log_level": "log.level"}
+NESTED = {"log_file": "log.file", "log_format": "log.format", "log_level": "log.level"}
 
 
 def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,13 +99,32 @@ def run(read: Callable[[], Settings], path: Path) -> int:
 
     settings = read()
     as_json = logs.wants_json(settings.log.format, sys.stdout)
-    writer = logs.configure(level=settings.log.level, as_json=as_json)
+    file = _log_file(settings)
+    writer = logs.configure(level=settings.log.level, as_json=as_json, record=file.write if file else None)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, read, path, None if as_json else writer))
     finally:
         writer.close()
+        if file is not None:
+            file.close()
     return 0
+
+
+def _log_file(settings: Settings) -> LineWriter | None:
+    """Writes to the log file; None where there is to be none, or where it cannot be written, which is said."""
+    from specproxy.logfile import LOG_FILE, RotatingFile
+    from specproxy.logs import LineWriter
+
+    if not settings.log.file:
+        return None
+    file = RotatingFile(settings.state_dir / LOG_FILE, most=settings.log.file_size)
+    try:
+        file.open()
+    except OSError as error:
+        click.echo(f"specproxy: no log file: {file.path}: {error.strerror}", err=True)
+        return None
+    return LineWriter(file)
 
 
 async def _serve(
