@@ -417,7 +417,10 @@ class EnginePriors:
 
 @dataclass(frozen=True, slots=True)
 class DrafterReport:
-    """What one drafter did within a request; positions and match lengths as in EnginePriors."""
+    """What one drafter did within a request; positions and match lengths as in EnginePriors.
+
+    `by_match` counts every copy whose fate a step has shown, whether it was drafted or not.
+    """
 
     drafter: str
     steps: int

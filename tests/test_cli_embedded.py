@@ -90,8 +90,21 @@ def test_facts_memory_and_idle_unloading(env: dict[str, str], pair: CalibratedPa
         (engine,) = psutil.Process(child.pid).children()
         assert {"--ngram-max", "--idle-unload"} <= set(engine.cmdline())
         log = next(Path(env["XDG_STATE_HOME"]).rglob("embedded.log"))
+        body = {"prompt": pair.marker("json", 1), "max_tokens": 40, "temperature": 0}
+        request = urllib.request.Request(f"{url}/v1/completions", data=json.dumps(body).encode())
+        request.add_header("X-Specproxy-Strategy", "auto")
+        with urllib.request.urlopen(request):
+            pass
+        while not (told := settled(url)["engine"]):  # the report is fetched in the background
+            pass
+        assert sum(told[0]["steps"].values()) > 5
         while "unloading the model" not in log.read_text():  # the test's own limit ends a wait in vain
             pass
+        child.terminate()
+        child.communicate(timeout=15)
+    state = next(Path(env["XDG_STATE_HOME"]).rglob("engine"))
+    names = sorted(file.name.partition("-")[0] for file in state.iterdir())
+    assert names == ["costs", "workloads.json"], "what steps cost, and what drafters can do"
 
 
 def test_an_unusable_model_ends_it_with_exit_code_2(env: dict[str, str], tmp_path: Path) -> None:

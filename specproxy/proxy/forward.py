@@ -40,6 +40,7 @@ __all__ = ["Call", "Forwarder", "Limits", "status_for"]
 
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})  # idempotent by RFC 9110
 _REQUEST_ID = b"X-Specproxy-Request-Id"
+_PRIORS = b"X-Specproxy-Priors"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -67,12 +68,14 @@ class Call:
 class Forwarder:
     """Forwards calls. Raises what could not be answered; the caller renders it.
 
-    `capture` is told path and body of every routed request that its client does not want kept private.
+    `capture` is told path and body of every routed request that its client does not want kept private. `priors`
+    gives, by lane, workload and request id, what the engine is told about a request's workload.
     """
 
     def __init__(self, router: Router, tasks: Tasks, limits: Limits) -> None:
         self.limits = limits
         self.capture: Callable[[str, bytes], None] | None = None
+        self.priors: Callable[[Lane, str, str], bytes] | None = None
         self._router = router
         self._tasks = tasks
 
@@ -189,7 +192,7 @@ class Forwarder:
         upstream = UpstreamRequest(
             call.request.method,
             call.target,
-            _headers_for(lane, call.inbound.headers, ticket.id),
+            _headers_for(lane, call.inbound.headers, ticket.id, self._advice(ticket)),
             body,
             len(body),
             replayable=True,
@@ -199,6 +202,9 @@ class Forwarder:
         attempt = self._tapped(call, ticket, hold_errors=hold_errors, renamer=renamer)
         attempt.begin(partial(ticket.backend.open, upstream, lane))
         return attempt
+
+    def _advice(self, ticket: Ticket) -> bytes:
+        return self.priors(ticket.lane, ticket.workload.key, ticket.id) if self.priors is not None else b""
 
     def _tapped(
         self, call: Call, ticket: Ticket, *, hold_errors: bool = False, renamer: Renamer | None = None
@@ -302,10 +308,11 @@ def status_for(error: SpecproxyError) -> int:
     return 503 if isinstance(error, BackendError) else 500
 
 
-def _headers_for(lane: Lane, headers: Headers, request_id: str) -> Headers:
+def _headers_for(lane: Lane, headers: Headers, request_id: str, priors: bytes = b"") -> Headers:
     """The client's headers with the lane's own in place of those of the same name.
 
-    A lane whose headers are of our own family runs in our engine, which wants the request's id too.
+    A lane whose headers are of our own family runs in our engine, which wants the request's id too, and may use
+    what is known of its workload.
     """
     if not lane.headers:
         return headers
@@ -313,6 +320,7 @@ def _headers_for(lane: Lane, headers: Headers, request_id: str) -> Headers:
     names = {name.lower() for name, _ in own}
     if request_id and any(name.startswith(OWN_PREFIX) for name in names):
         own += ((_REQUEST_ID, request_id.encode("ascii")),)
+        own += ((_PRIORS, priors),) if priors else ()
     return tuple(item for item in headers if item[0].lower() not in names) + own
 
 

@@ -20,6 +20,7 @@ from specproxy.proxy.forward import Call, Forwarder, Limits, status_for
 from specproxy.proxy.headers import read_inbound
 from specproxy.proxy.inbound import ClientRequest, HeaderView
 from specproxy.proxy.router import Router
+from specproxy.records import Lane
 
 __all__ = ["ADMIN_PREFIX", "AdminReply", "AdminRoutes", "Handlers", "origin_form"]
 
@@ -97,6 +98,10 @@ class Handlers:
     def capture(self, keep: Callable[[str, bytes], None]) -> None:
         """Tell `keep` path and body of every routed request, but those that their clients want kept private."""
         self._forwarder.capture = keep
+
+    def advise(self, priors: Callable[[Lane, str, str], bytes]) -> None:
+        """Ask `priors` (of lane, workload and request id) for what the engine should know of a request."""
+        self._forwarder.priors = priors
 
     async def drain(self, grace_s: float) -> bool:
         """Refuse new requests and give those in flight `grace_s` seconds; returns whether all ended."""

@@ -41,6 +41,7 @@ class Replayer:
         fetch: gives the engine's report on a request, once.
         lanes: the engine's lanes now.
         policy: what is taught.
+        learn: is told every report, for the engine's own sake.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class Replayer:
         fetch: Callable[[str], Awaitable[EngineReport | None]],
         lanes: Callable[[], Sequence[LaneStatus]],
         policy: TakesReplays,
+        learn: Callable[[Observation, EngineReport], None] = lambda *_: None,
     ) -> None:
         self._fetch = fetch
         self._lanes = lanes
         self._policy = policy
+        self._learn = learn
         self._waiting: asyncio.Queue[Observation] = asyncio.Queue(WAITING)
 
     def __call__(self, seen: Observation, decision: Decision | None) -> None:
@@ -69,6 +72,8 @@ class Replayer:
             except BackendError as error:
                 log.debug("no report to replay", id=seen.request_id, error=str(error))
                 continue
+            if report is not None:
+                self._learn(seen, report)
             if report is not None and len(report.output_ids) > 1:
                 await self._teach(seen, report)
 

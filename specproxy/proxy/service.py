@@ -25,6 +25,7 @@ from specproxy.proxy.app import ProxyServer
 from specproxy.proxy.board import Board
 from specproxy.proxy.capture import CAPTURE_FILE, Capture
 from specproxy.proxy.dialects import dialect_of, read_facts
+from specproxy.proxy.engine_memory import EngineMemory
 from specproxy.proxy.fleet import Fleet
 from specproxy.proxy.forward import Limits
 from specproxy.proxy.guard import Guard
@@ -48,6 +49,7 @@ SAVE_EVERY_S = 5.0
 WATCH_EVERY_S = 0.5
 RECENT_SHOWN = 20  # latest requests that an open page is told of
 STATE_FILE = "state.db"
+ENGINE_FILE = "engine/workloads.json"
 QUARANTINE = "quarantine"  # name of its state in the store
 
 log = structlog.get_logger("specproxy")
@@ -83,6 +85,7 @@ class Service:
         )
         self._writer: StoreWriter | None = None
         self._recorder: Recorder | None = None
+        self._memory: EngineMemory | None = None
         self._server: ProxyServer | None = None
         self._healths: dict[str, Health] = {}
         self._facts: dict[str, LaneFacts] = {}
@@ -107,7 +110,12 @@ class Service:
         await self._fleet.start()
         self._backends_changed()
         if (engine := self._fleet.engine) is not None:
-            replayer = Replayer(engine.report, engine.lanes, self.policy)
+            memory = EngineMemory(self.settings.state_dir / ENGINE_FILE, engine.lanes)
+            await memory.load()
+            self._memory = memory
+            assert self._server is not None
+            self._server.handlers.advise(memory.header)
+            replayer = Replayer(engine.report, engine.lanes, self.policy, memory.learn)
             self.router.on_observation(replayer)
             self._tasks.spawn(replayer.run(), name="replay")
         self._tasks.spawn(self._save_regularly(), name="save statistics")
@@ -123,6 +131,8 @@ class Service:
         await self._fleet.aclose()
         if self._recorder is not None:
             self._recorder.save()
+        if self._memory is not None:
+            await self._memory.save()
         if self._writer is not None:
             await self._writer.aclose()
         if self._is_up:
@@ -218,6 +228,8 @@ class Service:
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
             self._recorder.save()
+            if self._memory is not None:
+                await self._memory.save()
 
     async def _watch_lanes(self) -> None:
         while True:
@@ -269,6 +281,7 @@ class Service:
             "lanes": [lane_json(s, since, self._fleet.address(s.lane), speeds.get(s.lane.id)) for s in lanes],
             **board,
             "quarantine": self._quarantine.dump()["sentences"],
+            "engine": self._memory.json(self.board.rows(frozenset(now))) if self._memory is not None else [],
             "learning_curve": self.policy.curves(),
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
             "restart_needed": list(self._waiting),

@@ -283,6 +283,18 @@ async def test_the_engine_is_told_the_request_id() -> None:
     assert exchange.request.headers[1][1] != b"fake"
 
 
+async def test_the_engine_is_told_what_is_known_of_the_workload() -> None:
+    """By lane, workload and the id that its report will have; other servers are told nothing."""
+    ours = lane("f", headers=(("X-Specproxy-Engine-Strategy", "auto"),), control=Control.REQUEST)
+    for special, wanted in ((ours, [b"chat/warm f/plain"]), (lane("f"), [])):
+        fake = FakeBackend("f", [special])
+        async with running_proxy(fake) as proxy, await RawClient.connect(proxy.port) as client:
+            proxy.handlers.advise(lambda lane, workload, _: f"{workload} {lane.id}".encode())
+            await client.ask(post("/v1/chat/completions", CHAT))
+            headers = fake.exchanges[0].request.headers
+            assert [value for name, value in headers if name == b"X-Specproxy-Priors"] == wanted
+
+
 async def test_a_pin_in_the_header_is_followed() -> None:
     """The pinned lane runs it, and the header stays here."""
     request = post("/v1/chat/completions", CHAT, b"X-Specproxy-Strategy: mtp")

@@ -64,6 +64,21 @@ async def test_a_request_on_plain_teaches_the_ngram_lane() -> None:
     assert result.steps < 9
 
 
+async def test_every_report_is_told_whoever_learns_from_it() -> None:
+    """Also one that is too short to be replayed."""
+    school, told = School(), []
+    replayer = Replayer(school.fetch, lambda: school.lanes, school.pupil, lambda _, report: told.append(report))
+    short = EngineReport("r0", "plain", 1, prompt_ids=(1, 2), output_ids=(3,))
+    school.reports |= {"r0": short, "r1": REPEATS}
+    for request_id in ("r0", "r1"):
+        replayer(observation(PLAIN, request_id=request_id), decision(PLAIN))
+    task = asyncio.ensure_future(replayer.run())
+    await school.pupil.news.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert told == [short, REPEATS]
+
+
 async def test_a_lost_report_is_passed_over() -> None:
     """Neither a missing report nor an engine that is away stops the next replay."""
     school = School()

@@ -9,11 +9,8 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from specproxy.adapters.embedded.llama import Batch, Context, DecodeError
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.runtime import Runtime
 from specproxy.adapters.machine import machine_id
+from specproxy.adapters.private_file import write_private
 
 __all__ = ["Measured", "profile"]
 
@@ -68,18 +66,8 @@ class Measured:
         self._saved_at = self._clock()
         if self._path is None or self._costs is None or not self._costs.knows_plain:
             return
-        data = orjson.dumps(self._costs.to_json())
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".costs-")  # mode 0600
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                Path(name).replace(self._path)
-            except BaseException:
-                with suppress(OSError):
-                    Path(name).unlink()
-                raise
+            write_private(self._path, orjson.dumps(self._costs.to_json()))
         except OSError as error:
             log.warning("what steps cost could not be kept: %s", error)
 

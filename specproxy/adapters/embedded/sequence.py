@@ -88,6 +88,8 @@ class Tally:
             width[1] += outcome.seconds
         plan = outcome.plan
         self.plans[plan.label] = self.plans.get(plan.label, 0) + 1
+        if outcome.copied:
+            self._of("ngram").copied(outcome)
         lead = min(plan.lead_length, outcome.drafted)
         if lead:
             self._of(plan.lead).add(outcome, lead, min(outcome.accepted, lead), lead)
@@ -109,11 +111,12 @@ class Tally:
 
     def report(self, sequence: Sequence) -> EngineReport:
         """For the learner."""
+        shortest = sequence.ngram.min_n if sequence.ngram is not None else 0
         return EngineReport(
             request_id=sequence.request.request_id,
             strategy=sequence.request.strategy.name,
             steps=self.steps,
-            drafters=tuple(tally.report(name) for name, tally in self.by_drafter.items()),
+            drafters=tuple(tally.report(name, shortest) for name, tally in self.by_drafter.items()),
             widths={width: (int(steps), seconds) for width, (steps, seconds) in self.widths.items()},
             prompt_ids=sequence.request.prompt,
             output_ids=tuple(sequence.tokens[sequence.n_prompt :]),
@@ -138,14 +141,15 @@ class _DrafterTally:
         self.accepted += accepted
         tried = min(proposed, accepted + 1)  # what comes after a rejected token was not tried
         _count(self.positions, accepted, tried)
-        if outcome.match_length:
-            while len(self.matches) <= outcome.match_length:
-                self.matches.append([0, 0])
-            self.matches[outcome.match_length][0] += accepted
-            self.matches[outcome.match_length][1] += tried
 
-    def report(self, name: str) -> DrafterReport:
-        shortest = next((i for i, (_, tried) in enumerate(self.matches) if tried), 0)
+    def copied(self, outcome: StepOutcome) -> None:
+        """Count what a step has shown of the copy that was at hand, used or not."""
+        while len(self.matches) <= outcome.match_length:
+            self.matches.append([0, 0])
+        self.matches[outcome.match_length][0] += outcome.agreed
+        self.matches[outcome.match_length][1] += min(outcome.copied, outcome.agreed + 1)
+
+    def report(self, name: str, shortest: int) -> DrafterReport:
         return DrafterReport(
             drafter=name,
             steps=self.steps,
