@@ -194,13 +194,13 @@ OPEN_ANSWER = 4096
 class Lane:
     """Somewhere a strategy can run. Lanes with the same `target` answer for the same model.
 
-    `overrides` are JSON fields that are spliced into the request body, `headers` are added to the
-    upstream request, `upstream_model` replaces the model name if it is set. `fingerprint` identifies
-    target, draft, server build, flags and device: statistics belong to it. `dialects` are those that the lane
-    can answer (empty: any), `ctx` is the longest prompt and answer together in tokens (0: not a limit here),
-    `tools` and `media` tell whether it may get requests with tools, and with images or audio. Lanes with the
-    same strategy and fingerprint are interchangeable; `weight` is a lane's share of what goes to them. `seeded`
-    tells whether a seed gives the text that it gives on plain.
+    `overrides` are JSON fields that are spliced into the request body (``/a/b``: field b of object a),
+    `headers` are added to the upstream request, `upstream_model` replaces the model name if it is set.
+    `fingerprint` identifies target, draft, server build, flags and device: statistics belong to it. `dialects`
+    are those that the lane can answer (empty: any), `ctx` is the longest prompt and answer together in tokens
+    (0: not a limit here), `tools` and `media` tell whether it may get requests with tools, and with images or
+    audio. Lanes with the same strategy and fingerprint are interchangeable; `weight` is a lane's share of what
+    goes to them. `seeded` tells whether a seed gives the text that it gives on plain.
     """
 
     id: str

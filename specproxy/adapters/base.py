@@ -22,6 +22,7 @@ __all__ = [
     "ResponseHead",
     "ServedModel",
     "Sink",
+    "TellsDrafts",
     "UpstreamRequest",
 ]
 
@@ -191,4 +192,14 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Stop what `start` started, and close connections; idempotent."""
+        ...
+
+
+@runtime_checkable
+class TellsDrafts(Protocol):
+    """A backend that knows about drafts what its replies do not say."""
+
+    def take_drafts(self, lane_id: str) -> tuple[int, int]:
+        """Tokens drafted and accepted by the request that a lane has just answered; (0, 0) where that is not
+        known. Never blocks."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
@@ -19,12 +19,15 @@ from specproxy.adapters.tasks import Tasks
 from specproxy.errors import BackendError, ConfigError, LaneStartError, LaneUnavailable
 from specproxy.records import Health, Lane, LaneStatus
 
-__all__ = ["LanePlan", "ManagedLlamaServer", "speculates"]
+__all__ = ["LanePlan", "ManagedLlamaServer", "Misfit", "speculates", "wait_for_status"]
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05  # first pause between questions while a model loads; grows to twenty times that
 LOAD_TIMEOUT_S = 900.0
+
+
+Prove = Callable[[Lane, Child, HttpTransport], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class LanePlan:
     spec: ChildSpec
 
 
-class _Misfit(BackendError):
+class Misfit(BackendError):
     """The server runs, but is not what the lane says."""
 
 
@@ -63,7 +66,8 @@ class ManagedLlamaServer:
         self._needs_plain = needs_plain
         gate = asyncio.Semaphore(1)  # loading is bound by disk and cores: one at a time, plain first
         self._runners = {
-            plan.lane.id: _Runner(plan, gate, replace(backoff or Backoff()), on_change) for plan in plans
+            plan.lane.id: _Runner(plan, gate, replace(backoff or Backoff()), on_change, self.prove)
+            for plan in plans
         }
         self._tasks = Tasks()
 
@@ -86,6 +90,16 @@ class ManagedLlamaServer:
         except BaseException:
             await self.aclose()
             raise
+
+    async def prove(self, lane: Lane, child: Child, transport: HttpTransport) -> None:
+        """Wait until a lane's process is of use, and see whether it is what the lane says.
+
+        Raises:
+            LaneStartError: it ended meanwhile, or did not load its model.
+            Misfit: it decodes in another way.
+        """
+        await wait_for_status(child, transport, "/health")
+        _check(lane, await speculates(transport))
 
     async def settled(self) -> None:
         """Wait until every lane has come up or been given up."""
@@ -150,7 +164,12 @@ class _Runner:
     """One lane: its process, its address and its health."""
 
     def __init__(
-        self, plan: LanePlan, gate: asyncio.Semaphore, backoff: Backoff, changed: Callable[[], None]
+        self,
+        plan: LanePlan,
+        gate: asyncio.Semaphore,
+        backoff: Backoff,
+        changed: Callable[[], None],
+        prove: Prove,
     ) -> None:
         self.plan = plan
         self.status = LaneStatus(plan.lane, Health.STARTING, since=time.time())
@@ -160,12 +179,13 @@ class _Runner:
         self._gate = gate
         self._backoff = backoff
         self._changed = changed
+        self._prove = prove
 
     async def run(self) -> None:
         """Keep the lane running until cancelled or given up."""
         try:
             await keep(self.plan.spec, up=self._up, down=self._down, backoff=self._backoff, gate=self._gate)
-        except (LaneStartError, _Misfit) as error:
+        except (LaneStartError, Misfit) as error:
             log.warning("lane %s is dropped: %s", self.plan.lane.id, error.message)
             self._set(Health.DROPPED, error.message)
         finally:
@@ -182,23 +202,13 @@ class _Runner:
         self.child = child
         transport = HttpTransport(Endpoint.parse(await child.address()))
         try:
-            await _wait_healthy(child, transport)
-            self._check(await speculates(transport))
+            await self._prove(self.plan.lane, child, transport)
         except BaseException:
             await transport.aclose()
             raise
         self.transport = transport
         self._set(Health.READY)
         self.settled.set()
-
-    def _check(self, speculating: bool | None) -> None:
-        strategy = self.plan.lane.strategy
-        if speculating is None:
-            log.warning("lane %s: /slots does not answer, so whether it drafts is unknown", self.plan.lane.id)
-        elif speculating and strategy.is_plain:
-            raise _Misfit("the plain lane speculates, so there is nothing to compare with")
-        elif not speculating and not strategy.is_plain:
-            raise _Misfit(f"it claims {strategy.name} but does not draft: the drafter does not fit the model")
 
     async def _down(self, reason: str) -> None:
         self.child = None
@@ -215,8 +225,17 @@ class _Runner:
         self._changed()
 
 
-async def _wait_healthy(child: Child, transport: HttpTransport) -> None:
-    """Wait until the server has loaded its model.
+def _check(lane: Lane, speculating: bool | None) -> None:
+    if speculating is None:
+        log.warning("lane %s: /slots does not answer, so whether it drafts is unknown", lane.id)
+    elif speculating and lane.strategy.is_plain:
+        raise Misfit("the plain lane speculates, so there is nothing to compare with")
+    elif not speculating and not lane.strategy.is_plain:
+        raise Misfit(f"it claims {lane.strategy.name} but does not draft: the drafter does not fit the model")
+
+
+async def wait_for_status(child: Child, transport: HttpTransport, path: str) -> None:
+    """Wait until a server answers `path` with 200, which says that it is ready.
 
     Raises:
         LaneStartError: it ended meanwhile, or took longer than `LOAD_TIMEOUT_S`.
@@ -224,7 +243,7 @@ async def _wait_healthy(child: Child, transport: HttpTransport) -> None:
     pause, deadline = POLL_S, time.monotonic() + LOAD_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
-            status, _ = await get_json(transport.open, "/health")
+            status, _ = await get_json(transport.open, path)
             if status == 200:
                 return
         except BackendError as error:

@@ -21,14 +21,19 @@ __all__ = ["Listener", "Weights", "find_listener", "find_weights"]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SIZE_RANGE = 0.75, 1.02  # a server may leave MTP layers out of what it counts
 DRAFT_FLAGS = ("-md", "--spec-draft-model", "--model-draft")
+RUNNING = ("OLLAMA_", "CUDA_", "HIP_", "ROCR_", "HSA_", "GPU_", "GGML_", "LLAMA_ARG_")
+SECRETS = frozenset({"OLLAMA_API_KEY", "LLAMA_ARG_API_KEY"})
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A process that listens on a port: its command line and working directory."""
+    """A process that listens on a port: its command line and working directory, and as far as they can be read
+    its program and what its environment says about how models run."""
 
     command: tuple[str, ...]
     cwd: Path
+    program: str = ""
+    environ: tuple[tuple[str, str], ...] | None = None
 
     def behind(self, *flags: str) -> str:
         """The word behind the first of these flags, or nothing."""
@@ -102,4 +107,11 @@ def find_listener(port: int) -> Listener | None:
 
 def _listener(process: psutil.Process) -> Listener:
     command: Sequence[str] = process.cmdline()
-    return Listener(tuple(command), Path(process.cwd()))
+    cwd = Path(process.cwd())
+    try:
+        told = sorted(
+            (k, v) for k, v in process.environ().items() if k.startswith(RUNNING) and k not in SECRETS
+        )
+        return Listener(tuple(command), cwd, process.exe(), tuple(told))
+    except (psutil.Error, OSError):
+        return Listener(tuple(command), cwd)

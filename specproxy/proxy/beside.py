@@ -16,11 +16,12 @@ from specproxy.adapters.gguf_facts import ModelFacts
 from specproxy.adapters.http import Endpoint, HttpTransport
 from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan, plan_managed
+from specproxy.adapters.ollama_serve import ManagedOllama, OllamaPlan, find_ollama, plan_ollama
 from specproxy.adapters.tasks import Tasks
 from specproxy.adapters.twin import Twin
 from specproxy.adapters.twin_llama import compare_servers
 from specproxy.adapters.twin_ollama import compare_prompts
-from specproxy.adapters.weights import Weights
+from specproxy.adapters.weights import Listener, Weights
 from specproxy.config import Settings
 from specproxy.errors import BackendError, ConfigError, PairError
 from specproxy.proxy.facts import lane_facts
@@ -49,6 +50,8 @@ class Wish:
     """What lanes are to be beside: a server at `url`, its own lane there, its model and the files of that.
 
     `on_gpu` is whether the server may be using one, `plain_there` whether it has a plain lane besides its own.
+    `version` is the server's, `listener` its process as far as it can be seen. `trouble` says, as a clause, why
+    llama-servers could not stand in for it.
     """
 
     url: str
@@ -59,15 +62,23 @@ class Wish:
     draft: ModelFacts | None = None
     on_gpu: bool = True
     plain_there: bool = False
+    version: str = ""
+    listener: Listener | None = None
+    trouble: str = ""
 
     @classmethod
-    def of(cls, url: str, kind: str, lane: Lane, model: ServedModel, weights: Weights | None) -> Wish | None:
+    def of(
+        cls, url: str, kind: str, lane: Lane, model: ServedModel, weights: Weights | None, version: str = ""
+    ) -> Wish | None:
         """What lanes beside a server's lane should be; None where there can be none."""
         if weights is None or weights.facts is None or kind not in DIALECTS:
             return None
         listener = weights.listener
         layers = listener.behind("-ngl", "--gpu-layers", "--n-gpu-layers") if listener is not None else ""
-        return cls(url, kind, lane, model, weights.facts, weights.draft, on_gpu=layers != "0")
+        return cls(
+            url, kind, lane, model, weights.facts, weights.draft,
+            on_gpu=layers != "0", version=version, listener=listener,
+        )  # fmt: skip
 
 
 class Shared:
@@ -214,26 +225,31 @@ class Beside:
         self._changed()
         try:
             await running.start()
-            twin = await self._compare(wish, running)
+            twin = await self._compare(wish, running, same=isinstance(plan, OllamaPlan))
             if twin.reason:
                 raise ConfigError(twin.reason)
         except ConfigError:
             self.plan = None
             await self._stop()
             raise
-        for status in running.lanes():
+        for status in running.lanes() if not isinstance(plan, OllamaPlan) else ():
             running.describe(replace(status.lane, tools=twin.tools, overrides=twin.overrides))
         self.backend = running
         self._changed()
         await running.settled()
 
-    async def _compare(self, wish: Wish, running: ManagedLlamaServer) -> Twin:
-        """See whether lanes say what the server says, by the first one that is ready, before any is offered."""
+    async def _compare(self, wish: Wish, running: ManagedLlamaServer, *, same: bool) -> Twin:
+        """See whether lanes say what the server says, by the first one that is ready, before any is offered.
+
+        Where they are the `same` program with the same models, there is nothing to compare.
+        """
         while not (ready := [s.lane.id for s in running.lanes() if s.health is Health.READY]):
             if all(status.health is Health.DROPPED for status in running.lanes()):
                 return Twin("; ".join(f"{s.lane.id} {s.health}: {s.note}" for s in running.lanes()))
             self._news.clear()
             await self._news.wait()
+        if same:
+            return Twin()
         try:
             address = running.address(ready[0])
             if wish.kind == "ollama":
@@ -242,7 +258,7 @@ class Beside:
         except BackendError as error:
             log.info("comparing lanes with their server again later", beside=wish.lane.target, error=str(error))
             await asyncio.sleep(COMPARE_AGAIN_S)
-            return await self._compare(wish, running)
+            return await self._compare(wish, running, same=same)
 
     def _lane_changed(self) -> None:
         self._news.set()
@@ -263,6 +279,9 @@ class Beside:
 
     def _beside(self, wish: Wish, plan: ManagedPlan, planned: LanePlan) -> LanePlan:
         """A planned lane as one that stands for the server's model."""
+        if isinstance(plan, OllamaPlan):
+            own = replace(planned.lane, id=planned.lane.id + self._suffix)
+            return replace(planned, lane=replace(own, target=wish.lane.target, models=wish.lane.models))
         lane = replace(
             planned.lane,
             id=planned.lane.id + self._suffix,
@@ -284,7 +303,10 @@ class Beside:
         addresses = [backend.address(status.lane.id) for status in backend.lanes()]
         try:
             async with asyncio.timeout(IDLE_WAIT_S):
-                await asyncio.gather(*(_idle(address) for address in addresses if address))
+                if isinstance(backend, ManagedOllama):
+                    await _answered(backend)
+                else:
+                    await asyncio.gather(*(_idle(address) for address in addresses if address))
         except TimeoutError:
             log.warning("lanes are stopped while they answer", backend=self.name)
         finally:
@@ -301,9 +323,17 @@ class Beside:
 def _plan(options: ManagedOptions, wish: Wish) -> ManagedPlan:
     """Plan lanes; a draft that does not fit is left out, and said. Blocks.
 
+    Beside Ollama they are further Ollama servers where its program and its store can be used, and else
+    llama-servers, which take fewer requests.
+
     Raises:
         ConfigError: there can be none.
     """
+    program = find_ollama(wish.listener) if wish.kind == "ollama" and options.llama_server is None else None
+    if program is not None:
+        return plan_ollama(options, program, wish.model, wish.version, wish.listener)
+    if wish.trouble:
+        raise ConfigError(wish.trouble)
     try:
         plan = plan_managed(options)
     except PairError as error:
@@ -315,6 +345,12 @@ def _plan(options: ManagedOptions, wish: Wish) -> ManagedPlan:
             hint="put a llama-server with GPU support on the PATH",
         )
     return plan
+
+
+async def _answered(backend: ManagedOllama) -> None:
+    """Wait until Ollama servers of ours answer nobody. They do not say so, but all requests are ours."""
+    while backend.busy():  # noqa: ASYNC110 - nobody says when, and it is a matter of seconds
+        await asyncio.sleep(IDLE_POLL_S)
 
 
 async def _idle(address: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.adapters.gguf_facts import ModelFacts
 from specproxy.adapters.managed import ManagedPlan
+from specproxy.adapters.ollama_serve import OllamaPlan
 from specproxy.adapters.weights import Weights
 from specproxy.proxy.router_lanes import choices
 from specproxy.proxy.status import Rung
@@ -149,6 +150,7 @@ def _beside(at: Standing, plan: ManagedPlan) -> Rung:
     used = f"{plan.memory.ram / 2**30:.1f} of {budget.ram / 2**30:.1f} GiB of {budget.bound}"
     own = own_strategy(at.model, at.weights).name if at.model is not None else "plain"
     why = f"{names} on the weights of the server, which is {own} itself ({used}, {plan.ctx} tokens of context)"
+    why += ", each an Ollama of its own" if isinstance(plan, OllamaPlan) else ""
     why += "" if at.offered else "; they are being started and compared with it"
     advice = [*plan.warnings, *(f"No lane {refused.id}: {refused.reason}." for refused in plan.refused)]
     if at.model is not None and at.model.ctx is not None and plan.ctx < at.model.ctx:

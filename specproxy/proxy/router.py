@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specproxy.adapters.base import Backend
+from specproxy.adapters.base import Backend, TellsDrafts
 from specproxy.errors import BackendError, LaneUnavailable, RequestError, SpecproxyError
 from specproxy.proxy.load import Load, Stay
 from specproxy.proxy.prefixes import PrefixMemory
@@ -410,6 +410,9 @@ class Router:
         self, ticket: Ticket, outcome: Outcome, status: int, reply: ReplyFacts, now: float
     ) -> Observation:
         lane = ticket.lane
+        drafted, accepted = reply.draft_tokens, reply.accepted_tokens
+        if not drafted and isinstance(ticket.backend, TellsDrafts):
+            drafted, accepted = ticket.backend.take_drafts(lane.id)
         return Observation(
             request_id=ticket.id,
             at=self._wall(),
@@ -430,8 +433,8 @@ class Router:
             output_tokens=reply.output_tokens,
             prefill_s=reply.prefill_s,
             decode_s=reply.decode_s,
-            draft_tokens=reply.draft_tokens,
-            accepted_tokens=reply.accepted_tokens,
+            draft_tokens=drafted,
+            accepted_tokens=accepted,
             load_s=reply.load_s or _load_s(ticket, reply),
             concurrency=self.load.leave(ticket.stay, now),
             repeat=ticket.repeat,

@@ -90,13 +90,11 @@ def wish_of(server: Server, lane: Lane | None, *, plain_there: bool) -> tuple[Wi
     found, model = server.upstream.found, server.upstream.model
     if lane is None or model is None:
         return None, ""
-    if found.kind == "ollama":
-        if reason := refusal(model, found.version):
-            return None, reason
-        if not model.loaded:
-            return None, "Ollama has no model loaded; they come with the first one"
-    wish = Wish.of(server.upstream.url, found.kind, lane, model, server.weights)
-    return (replace(wish, plain_there=plain_there) if wish is not None else None), ""
+    if found.kind == "ollama" and not model.loaded:
+        return None, "Ollama has no model loaded; they come with the first one"
+    trouble = refusal(model, found.version) if found.kind == "ollama" else ""
+    wish = Wish.of(server.upstream.url, found.kind, lane, model, server.weights, found.version)
+    return (replace(wish, plain_there=plain_there, trouble=trouble) if wish is not None else None), ""
 
 
 def health_of(url: str, found: ProbeResult) -> tuple[Health, str]:

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,11 @@ from specproxy.adapters.base import ProbeResult
 from specproxy.adapters.gguf_facts import read_facts
 from specproxy.adapters.http import Endpoint, HttpTransport
 from specproxy.adapters.managed import ManagedOptions, plan_managed
+from specproxy.adapters.ollama_serve import ManagedOllama, plan_ollama
 from specproxy.adapters.probe import Prober
 from specproxy.adapters.twin import Twin
 from specproxy.adapters.twin_ollama import compare_prompts, overrides, refusal
+from specproxy.records import Health, Lane
 from tests.support.calibrated import CalibratedPair
 from tests.support.fakes import Fake, fake_ollama, ollama_model
 from tests.support.ports import free_port
@@ -148,7 +151,8 @@ async def test_models_are_read(url: str, pair: CalibratedPair) -> None:
     assert (bare.weights, bare.experts, bare.experts_used, bare.mtp_layers) == (2_232_194, 2, 1, 1)
     assert (bare.adapted, bare.drafting, bare.unrouted, bare.parameters) == (False, False, "", ())
     assert bare.capabilities == {"completion"}
-    assert read_facts(Path(bare.path)).digest == read_facts(pair.target).digest
+    kept, given = read_facts(Path(bare.path)), read_facts(pair.target)  # Ollama writes the file again
+    assert (kept.parameters, kept.weight_bytes, kept.mtp_layers) == (given.parameters, given.weight_bytes, 1)
     assert len({model.digest for model in served.values()}) == 3
     same = {"digest": "", "loaded": False, "ctx": None}
     assert replace(served["told:latest"], name="bare:latest", **same) == replace(bare, **same)
@@ -186,6 +190,42 @@ async def test_lanes_make_the_same_prompts_or_are_refused(url: str, pair: Calibr
     assert twins["bare"] == Twin(overrides=overrides(served["bare:latest"]))
     assert twins["tuned"].reason == ""
     assert "other prompts" in twins["told"].reason
+
+
+@pytest.mark.skipif(REAL is None, reason="no Ollama; tests/adapters/test_ollama_serve.py has a stub")
+async def test_further_ollamas_say_the_same_and_draft(real: str, pair: CalibratedPair, tmp_path: Path) -> None:
+    """On Ollama's own routes and OpenAI's, as their environment tells llama-server; the log tells drafts."""
+    assert REAL is not None
+    served = {model.name: model for model in (await models(real)).served}
+    bare = replace(served["bare:latest"], ctx=CONTEXT)
+    options = ManagedOptions(Path(bare.path), exclude=("plain",), threads=1, log_dir=tmp_path)
+    backend = plan_ollama(options, Path(REAL), bare, "0.33.0", None).backend()
+    wanted = pair.text("json", 24, 3)
+    await backend.start()
+    try:
+        await backend.settled()
+        ready = {s.lane.id: s.lane for s in backend.lanes() if s.health is Health.READY}
+        assert set(ready) == {"ngram-simple", "mtp"}, backend.lanes()
+        messages = [{"role": "user", "content": pair.marker("json", 3)}]
+        native = {"model": "bare", "messages": messages, "stream": False}
+        native["options"] = {"temperature": 0, "num_predict": 24}
+        other = {"model": "bare", "messages": messages, "temperature": 0, "max_tokens": 24}
+        for lane in ready.values():
+            reply = await ask_lane(backend, lane, "/api/chat", native)
+            assert reply["message"]["content"] == wanted, lane.id
+            reply = await ask_lane(backend, lane, "/v1/chat/completions", other)
+            assert reply["choices"][0]["message"]["content"] == wanted, lane.id
+            assert ("draft acceptance" in backend.output(lane.id)) is (lane.id == "mtp")
+    finally:
+        await backend.aclose()
+
+
+async def ask_lane(backend: ManagedOllama, lane: Lane, path: str, body: object) -> Any:
+    """One request on a lane."""
+    _, reply = await post_json(
+        lambda request, sink: backend.open(request, lane, sink), path, body, timeout_s=60
+    )
+    return reply
 
 
 @pytest.mark.skipif(REAL is None, reason="no Ollama, and the fake makes no models")

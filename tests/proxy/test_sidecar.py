@@ -284,13 +284,12 @@ async def test_lanes_beside_follow_the_loaded_model() -> None:
     await fleet.aclose()
 
 
-async def test_why_ollama_gets_no_lanes_beside_it_is_on_the_rung() -> None:
-    """A version whose defaults are not known is not stood in for."""
+async def test_a_wish_beside_ollama_says_why_llama_servers_will_not_do() -> None:
+    """A version whose defaults are not known is not stood in for; a further Ollama of that version is."""
     fleet, beside = await with_wishes(Town(one=ollama(LOADED, version="0.20.1")))
-    assert beside.wishes[-1][0] is None
-    [upstream] = fleet.upstreams
-    assert upstream.rung is not None
-    assert (upstream.rung.number, "0.20.1 are not known here" in upstream.rung.why) == (4, True)
+    wish = beside.wishes[-1][0]
+    assert wish is not None
+    assert (wish.version, "0.20.1 are not known here" in wish.trouble) == ("0.20.1", True)
     await fleet.aclose()
 
 

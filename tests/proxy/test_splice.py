@@ -51,6 +51,30 @@ def test_it_means_what_a_parser_would_make_of_it(
     assert orjson.loads(splice(body, model=model, fields=tuple(new.items()))) == expected
 
 
+@given(objects, objects | scalars, st.booleans(), st.integers(0, 9), layouts)
+def test_a_field_of_a_field_is_added_once(
+    value: dict[str, Any], options: Any, present: bool, n: int, layout: dict[str, Any]
+) -> None:
+    """The object is made where it is missing or null; what the client has set stays."""
+    if present:
+        value["options"] = options
+    body = encode(value, layout)
+    if not valid(body):
+        return
+    expected = orjson.loads(body)
+    if expected.get("options") is None:
+        expected["options"] = {}
+    if isinstance(expected["options"], dict):
+        expected["options"] = {"x": n} | expected["options"]
+    assert orjson.loads(splice(body, fields=(("/options/x", n),))) == expected
+
+
+def test_fields_of_both_kinds_go_in_together() -> None:
+    body = b'{ "model": "a", "options": {"k": 1} }'
+    spliced = splice(body, model="b", fields=(("top", 2), ("/options/x", 3)))
+    assert spliced == b'{"top":2, "model": "b", "options": {"x":3,"k": 1} }'
+
+
 @given(objects, st.text(max_size=8), layouts)
 def test_no_other_byte_is_touched(value: dict[str, Any], model: str, layout: dict[str, Any]) -> None:
     """Splicing the old value back gives the old bytes."""
