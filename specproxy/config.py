@@ -240,6 +240,8 @@ class Settings(_Section):
     """What runs the model: the embedded engine, managed llama-server processes, or the first installed."""
     manage: bool = False
     """Consent to start further lanes on the weights that a running server uses."""
+    reload: bool = False
+    """Consent to have a running Ollama load its model anew, with drafts or without, where that should pay."""
     probe_fields: bool = True
     """Whether to try once, on an idle llama-server that drafts, if a request field switches that: 48 tokens."""
     strategies: tuple[str, ...] | None = None

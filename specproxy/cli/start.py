@@ -39,6 +39,9 @@ FLAGS: tuple[Callable[..., Any], ...] = (
         "--manage/--no-manage", default=None, help="Start further lanes on a running server's weights."
     ),
     click.option(
+        "--reload/--no-reload", default=None, help="Let a running Ollama reload its model to change drafting."
+    ),
+    click.option(
         "--strategies", metavar="LIST", help="Strategies that may get a lane, such as plain,ngram,mtp:4."
     ),
     click.option("--host", metavar="ADDRESS", help="Address to listen on  [default: 127.0.0.1]"),

@@ -16,7 +16,7 @@ from specproxy.proxy.deployments import Deployments
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Rung, Upstream
 from specproxy.proxy.trials import Trials
-from specproxy.records import Lane
+from specproxy.records import Decision, Lane, Observation
 from specproxy.strategies.cost import LaneFacts
 
 if TYPE_CHECKING:
@@ -43,7 +43,14 @@ class Fleet:
         beside = partial(_beside, settings, Shared()) if alone and settings.manage else None
         trials = Trials(settings.state_dir / TRIALS_FILE) if alone and settings.probe_fields else None
         self._sidecar = (
-            Sidecar(settings.upstream, Prober(), beside=beside, trials=trials, alone=alone)
+            Sidecar(
+                settings.upstream,
+                Prober(),
+                beside=beside,
+                trials=trials,
+                alone=alone,
+                may_reload=alone and settings.reload,
+            )
             if settings.upstream or (alone and self._deployments is None)
             else None
         )
@@ -116,6 +123,11 @@ class Fleet:
             self._sidecar.lane_failed(lane, error)
         if self._deployments is not None:
             self._deployments.lane_failed(lane, error)
+
+    def observed(self, seen: Observation, decision: Decision | None) -> None:
+        """A request is over, and may have shown how long a load takes."""
+        if self._sidecar is not None and decision is not None and seen.load_s > 0.0:
+            self._sidecar.loaded(decision.lane, seen.load_s)
 
     async def start(self) -> None:
         """Bring everything up, as far as it is ours; returns once requests can be served, or a server is away.

@@ -15,6 +15,7 @@ from specproxy.adapters.gguf_facts import ModelFacts
 from specproxy.adapters.managed import ManagedPlan
 from specproxy.adapters.ollama_serve import OllamaPlan
 from specproxy.adapters.weights import Weights
+from specproxy.proxy.reload_lanes import other_way
 from specproxy.proxy.router_lanes import choices
 from specproxy.proxy.status import Rung
 from specproxy.records import Strategy, TempBucket
@@ -36,7 +37,7 @@ BEST_KIND, WORTHWHILE = "code_edit", 1.05  # advice is given from this speed on,
 NOT_TO_REPEAT = frozenset({"--spec-type", "--api-key", "--hf-token", "-hft"})
 """Flags that keep a command line from being given back as advice: secrets, and what would clash."""
 
-NO_RELOAD = "switching by reloading the model is not in this version yet"
+NO_RELOAD = "no reload by request switches its drafting"
 NO_FIELD = {
     "llama-server": "no request field can switch on a drafter that is not loaded",
     "llama-router": "llama-server has no request field that switches drafting",
@@ -52,6 +53,7 @@ class Standing:
     """All that the rung of one server depends on. `field` says, as a clause, what came of the request field.
 
     `peers` are other servers with the same model that decode in another way, as (URL, strategy).
+    `by_reload` is whether lanes of its own displace each other, `may_reload` whether that was consented to.
     `plan` is of lanes beside it, `offered` whether requests may go to them yet, `trouble` why there are none
     although they were wanted.
     """
@@ -67,6 +69,8 @@ class Standing:
     trouble: str = ""
     field: str = ""
     by_field: bool = False
+    may_reload: bool = False
+    by_reload: bool = False
 
 
 def focus(found: ProbeResult, current: str = "") -> ServedModel | None:
@@ -127,8 +131,22 @@ def climb(at: Standing) -> Rung | None:
         others = ", ".join(f"{strategy} at {url}" for url, strategy in at.peers)
         own = own_strategy(at.model, at.weights).name
         return Rung(2, "several servers", f"{own} here, {others}, on the same model")
+    if found.kind == "ollama" and at.by_reload and at.model is not None:
+        return _reload(at, at.model)
     why = f"there is nothing to choose from yet, so it is measured: {'; '.join(_missing(at))}"
     return Rung(4, "observe", why, tuple(_advice(at)))
+
+
+def _reload(at: Standing, model: ServedModel) -> Rung:
+    """Drafting or not, by an option with which Ollama loads the model."""
+    facts = at.weights.facts if at.weights is not None else None
+    other = other_way(model, facts)
+    own = own_strategy(model, at.weights).name
+    why = (
+        f"{own}, or {other.name if other else own} by draft_num_predict, which has Ollama load {model.name} "
+        "anew; that is done where it is expected to save more than it costs, and for Ollama's own routes only"
+    )
+    return Rung(3, "reload", why, tuple(_advice(at)))
 
 
 def _presets(found: ProbeResult, ways: list[tuple[str, tuple[str, ...]]]) -> Rung:
@@ -176,7 +194,13 @@ def _missing(at: Standing) -> Iterator[str]:
         yield "it names no model that further lanes could decode with"
     else:
         yield "further lanes are being prepared"
-    yield NO_RELOAD
+    facts = at.weights.facts if at.weights is not None else None
+    if at.found.kind != "ollama":
+        yield NO_RELOAD
+    elif at.model is not None and other_way(at.model, facts) is None:
+        yield f"{at.model.name} has no MTP layers and no DRAFT, so that a reload would change nothing"
+    elif not at.may_reload:
+        yield "switching by reloading the model needs your consent"
 
 
 def _advice(at: Standing) -> Iterator[str]:
@@ -189,6 +213,11 @@ def _advice(at: Standing) -> Iterator[str]:
         if not at.consent:
             command = shlex.join(["specproxy", "start", "--upstream", at.url, "--manage"])
             yield f"To let specproxy start further lanes on the same weights:\n{command}"
+        if at.found.kind == "ollama" and not at.may_reload and other_way(model, weights.facts) is not None:
+            command = shlex.join(["specproxy", "start", "--upstream", at.url, "--reload"])
+            yield (
+                f"To let Ollama load the model anew, with drafts or without, where that should pay:\n{command}"
+            )
         if at.found.kind == "ollama":
             command = shlex.join(["specproxy", "start", "--model", model.name, "--upstream", at.url])
             yield (

@@ -104,6 +104,7 @@ class Service:
         self._started_at = time.time()
         self._fleet.on_change(self._backends_changed)
         self.router.on_lane_error(self._fleet.lane_failed)
+        self.router.on_observation(self._fleet.observed)
         self.router.set_backends(self._fleet.backends)
         await self._open_store()
         await self._listen()

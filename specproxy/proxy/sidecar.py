@@ -25,6 +25,8 @@ from specproxy.errors import BackendError, UpstreamConnectError
 from specproxy.proxy.beside import Beside
 from specproxy.proxy.ladder import Standing, climb, focus
 from specproxy.proxy.nobody import NobodyHome
+from specproxy.proxy.reload_lanes import reload_lanes
+from specproxy.proxy.router_lanes import guess_load_s
 from specproxy.proxy.server_lanes import (
     Server,
     drafting_lane,
@@ -50,6 +52,7 @@ RETRY_S = 2.0  # between looks at servers that cannot be reached
 REFRESH_S = 30.0  # between looks at servers that can: models come and go
 CLOSE_S = 5.0  # and where our lanes answer in a server's place, which must not be those of an earlier model
 PLAN_WAIT_S = 10.0  # how long the start waits to be able to say which further lanes there will be
+LOAD_RATE = 0.3  # weight of the newest load in the running mean
 STRIP_ORIGIN_KINDS = ("ollama",)
 
 Probe = Callable[[str], Awaitable[ProbeResult]]
@@ -69,6 +72,7 @@ class Sidecar:
         beside: makes what starts further lanes beside a server, from a backend's name, a suffix of lane ids
             and a listener; None where nobody has consented to that.
         trials: tries whether a request field switches drafting; None where that is not wanted.
+        may_reload: whether an Ollama may be made to load its model anew, to draft or not to.
         alone: whether these servers are all there is: beside lanes on a model of our own they stand on no rung.
     """
 
@@ -81,8 +85,9 @@ class Sidecar:
         beside: MakeBeside | None = None,
         trials: Trials | None = None,
         alone: bool = True,
+        may_reload: bool = False,
     ) -> None:
-        self._fixed, self._alone = bool(urls), alone
+        self._fixed, self._alone, self._may_reload = bool(urls), alone, may_reload
         self._urls = tuple(urls) or USUAL_URLS
         self._probe, self._find_weights, self._make_beside = probe, weights, beside
         self._trials = trials
@@ -252,7 +257,12 @@ class Sidecar:
         lanes = lanes_of(server, alone=len(self._servers) == 1, named=named)
         lane = lanes.get(model.name) if model is not None else None
         by_field = [plain_by_field(lane)] if lane is not None and self._switches(lane) else []
-        server.backend.set_lanes([*lanes.values(), *by_field])
+        own = [variant for lane in lanes.values() for variant in self._variants(server, lane)]
+        before = {status.lane.id for status in server.backend.lanes()}
+        server.backend.set_lanes([*own, *by_field])
+        for variant in own:
+            if variant.control is Control.RELOAD and variant.overrides and variant.id not in before:
+                server.backend.mark(variant.id, Health.READY, resident=False)
         if server.beside is None and self._make_beside is not None:
             suffix = "" if len(self._servers) == 1 else f"@{upstream.backend}"
             server.beside = self._make_beside(
@@ -260,6 +270,17 @@ class Sidecar:
             )
         if server.beside is not None and not waits(server.beside, model):
             server.beside.follow(*wish_of(server, lane, plain_there=bool(by_field)))
+
+    def _variants(self, server: Server, lane: Lane) -> list[Lane]:
+        """A lane of a server and, where reloading is what is left and allowed, the other one on its model."""
+        model, beside = server.upstream.model, server.beside
+        others = beside is not None and beside.plan is not None and beside.plan.lanes
+        if not self._may_reload or others or model is None or model.name != lane.target:
+            return [lane]
+        if server.upstream.found.kind != "ollama":
+            return [lane]
+        facts = server.weights.facts if server.weights is not None else None
+        return reload_lanes(lane, model, facts, server.loads.get(model.name) or guess_load_s(facts))
 
     def _first_model(self) -> ServedModel | None:
         """The model of the first server that was ever seen: that takes what nobody names, while away too."""
@@ -319,6 +340,8 @@ class Sidecar:
                 offered=beside is not None and beside.backend is not None,
                 trouble=beside.trouble if beside is not None else "",
                 field=self._field_note(server),
+                may_reload=self._may_reload,
+                by_reload=any(s.lane.control is Control.RELOAD for s in server.backend.lanes()),
                 by_field=any(s.lane.control is Control.REQUEST for s in server.backend.lanes()),
             )
         )
@@ -353,7 +376,21 @@ class Sidecar:
 
     def _loading(self, url: str, lane: Lane) -> None:
         """A request goes to a lane that is not in memory: see how long it takes, and what had to go for it."""
+        server = self._servers[url]
+        if server.upstream.found.kind == "ollama":
+            for status in server.backend.lanes():
+                other = status.lane
+                if other.control is Control.RELOAD and other.target == lane.target and other.id != lane.id:
+                    server.backend.mark(other.id, status.health, status.note, resident=False)
+            return
         self._tasks.spawn(self._follow_load(self._servers[url], lane), name=f"load of {lane.id}")
+
+    def loaded(self, lane: Lane, seconds: float) -> None:
+        """A request on a lane has shown how long a load takes; the next look takes that over."""
+        for server in self._servers.values():
+            if server.backend.name == lane.backend and server.upstream.found.kind == "ollama":
+                known = server.loads.get(lane.target, seconds)
+                server.loads[lane.target] = known + LOAD_RATE * (seconds - known)
 
     async def _follow_load(self, server: Server, lane: Lane) -> None:
         name = lane.upstream_model or lane.target

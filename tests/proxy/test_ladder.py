@@ -61,7 +61,7 @@ def test_a_lone_server_is_measured_and_told_what_would_help() -> None:
     """Rung 4 says why each lower rung was not taken, and gives whole commands."""
     found = rung(LONE)
     assert (found.number, found.name) == (4, "observe")
-    for part in ("no request field", "further lanes on its weights need your consent", "not in this version"):
+    for part in ("no request field", "further lanes on its weights need your consent", "no reload by request"):
         assert part in found.why
     assert commands(LONE)[:2] == [
         ["specproxy", "start", "--upstream", URL, "--manage"],
