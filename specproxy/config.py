@@ -44,6 +44,8 @@ __all__ = [
 
 DEFAULT_PORT = 8484  # not Ollama's 11434, llama-server's 8080 and 9931, or LM Studio's 1234
 ENV_PREFIX = "SPECPROXY_"
+STORE_SCHEMES = ("redis://", "rediss://", "unix://")
+SECRETS = ("token", "store")  # keys whose values no message shows
 EngineChoice = Literal["auto", "embedded", "managed"]
 
 _UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
@@ -268,6 +270,8 @@ class Settings(_Section):
     """Seconds that requests in flight may take to finish at shutdown."""
     state_dir: File = Field(default_factory=lambda: platformdirs.user_state_path("specproxy"))
     """Directory of the statistics."""
+    store: SecretStr | None = None
+    """Redis that several proxies share, as redis://host:port/db. None: a file in the state directory."""
     learner: LearnerSettings = LearnerSettings()
     limits: LimitSettings = LimitSettings()
     capture: CaptureSettings = CaptureSettings()
@@ -282,6 +286,13 @@ class Settings(_Section):
     @classmethod
     def _split_arguments(cls, value: object) -> object:
         return shlex.split(value) if isinstance(value, str) else value
+
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(STORE_SCHEMES):
+            raise ValueError(f"should begin with {', '.join(STORE_SCHEMES)}")
+        return value
 
     @field_validator("strategies", "origins", mode="before")
     @classmethod
@@ -484,7 +495,7 @@ def _line(item: ErrorDetails, origins: Mapping[str, str]) -> str:
     if item["type"] == "extra_forbidden":
         close = nearest(path, list(key_paths()))
         return f"{prefix}{path}: no such key" + (f"; did you mean {close}?" if close else "")
-    value = "" if path == "token" else f"{item['input']!r}: "
+    value = "" if path in SECRETS else f"{item['input']!r}: "
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
     return f"{prefix}{path}: {value}{message}{_nearest_value(item)}"
 

@@ -14,6 +14,7 @@ NEEDS = {
     "engine": lambda: shutil.which("llama-server") or importlib.util.find_spec("xllamacpp"),
     "browser": lambda: BROWSER,
     "embedded": lambda: importlib.util.find_spec("llama_cpp"),
+    "redis": lambda: shutil.which("redis-server") and importlib.util.find_spec("redis"),
 }
 
 

@@ -58,6 +58,7 @@ FLAGS: tuple[Callable[..., Any], ...] = (
     ),
     click.option("--idle-unload", metavar="S", help="Free the embedded engine's model after S idle seconds."),
     click.option("--state-dir", type=FILE, metavar="DIR", help="Where statistics are kept."),
+    click.option("--store", metavar="URL", help="Redis that several proxies share, as redis://host:port/db."),
     click.option("--grace", metavar="S", help="Seconds that requests may take to finish at shutdown."),
     click.option("--log-format", type=Choice(LOG_FORMATS), help="Form of log lines."),
     click.option(

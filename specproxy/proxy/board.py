@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +98,12 @@ class Board:
     def recall(self, seen: Iterable[Observation]) -> None:
         """Show requests of an earlier run among the recent ones, without counting them again."""
         self._recent.extend(_recent_row(observation, None) for observation in seen)
+
+    def withdraw(self, request_ids: Container[str]) -> None:
+        """Show these requests no longer among the recent ones: they will be counted once more."""
+        kept = [row for row in self._recent if row["id"] not in request_ids]
+        self._recent.clear()
+        self._recent.extend(kept)
 
     def recent(self, limit: int = RECENT) -> list[dict[str, Any]]:
         """The latest requests, newest first: numbers and names only."""

@@ -6,9 +6,12 @@ change, and holds again if they are put back.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from dataclasses import replace as changed
 from typing import Any
 
 from specproxy.errors import RequestError
@@ -59,7 +62,7 @@ class Quarantine:
         sentence = self.of(status.lane) if self._sentences else None
         if sentence is None or status.health not in _MASKED:
             return status
-        return replace(status, health=Health.QUARANTINED, since=sentence.at, note=sentence.reason)
+        return changed(status, health=Health.QUARANTINED, since=sentence.at, note=sentence.reason)
 
     def dump(self) -> dict[str, Any]:
         """All sentences as JSON-serialisable data, oldest first."""
@@ -78,6 +81,21 @@ class Quarantine:
         except (KeyError, TypeError) as error:
             raise ValueError(f"quarantine is damaged: {error}") from error
         self._sentences = {(s.lane, s.fingerprint): s for s in found}
+
+    def entries(self) -> dict[str, str]:
+        """One text a sentence, by a key of its own: what several proxies share."""
+        return {
+            json.dumps(key): json.dumps(asdict(sentence), sort_keys=True)
+            for key, sentence in self._sentences.items()
+        }
+
+    def replace(self, entries: Mapping[str, str]) -> None:
+        """Have these sentences in force instead; what is none of ours is left out."""
+        found = []
+        for text in entries.values():
+            with contextlib.suppress(ValueError, TypeError):
+                found.append(Sentence(**json.loads(text)))
+        self._sentences = {(s.lane, s.fingerprint): s for s in sorted(found, key=lambda s: s.at)}
 
 
 def held_back(pin: str, statuses: Sequence[LaneStatus]) -> RequestError | None:

@@ -12,17 +12,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import structlog
 
 from specproxy.errors import StoreError
 from specproxy.logs import request_fields
 from specproxy.proxy.board import Board
-from specproxy.records import Decision, Observation
+from specproxy.records import Decision, Observation, Situation
 from specproxy.store import Event, Store, StoreWriter
 from specproxy.strategies.base import Policy
 from specproxy.strategies.drift import DriftEvent
 
-__all__ = ["Recorder"]
+__all__ = ["HeldPolicy", "Recorder"]
 
 CATCH_UP = 5_000  # observations that are looked at after a state's last one
 EVENTS_SHOWN = 50
@@ -31,6 +32,29 @@ UNTAUGHT_RULES = ("unknown_model", "unread")  # what the router keeps from the p
 _Saved = tuple[dict[str, Any] | None, dict[str, Any] | None, list[Observation], list[Event]]
 
 log = structlog.get_logger("specproxy")
+
+
+class HeldPolicy:
+    """A policy as the router sees it where observations are learned elsewhere: it only chooses."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.name = policy.name
+        self._policy = policy
+
+    def choose(self, situation: Situation, rng: np.random.Generator) -> Decision:
+        """Choose as the policy does."""
+        return self._policy.choose(situation, rng)
+
+    def learn_one(self, observation: Observation) -> None:
+        """Leave it to the one who gives the order."""
+
+    def dump(self) -> dict[str, Any]:
+        """The policy's state."""
+        return self._policy.dump()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the policy's state."""
+        self._policy.load(state)
 
 
 class Recorder:
@@ -59,13 +83,20 @@ class Recorder:
 
     def __call__(self, seen: Observation, decision: Decision | None) -> None:
         """Log, count and keep one observation; the router has taught it to the policy."""
-        self._board.observe(seen, decision)
         self._writer.append(seen)
-        self._last = seen.request_id
         log.info("request", **request_fields(seen, decision))
+        self._count(seen, decision)
+
+    def _count(self, seen: Observation, decision: Decision | None, *, ours: bool = True) -> None:
+        """Note an observation that the policy has learned; `ours`: what it gives away is not told by others."""
+        self._board.observe(seen, decision)
+        self._last = seen.request_id
         for change in self._take_changes():
             log.warning("drift", lane=change.label, noticed=change.sentence)
-            self.event("drift", change.sentence, change.arm)
+            event = Event(self._wall(), "drift", change.sentence, change.arm)
+            self.events.append(event)
+            if ours:
+                self._writer.add_event(event)
 
     def event(self, kind: str, message: str, subject: str = "") -> None:
         """Keep something that happened, for the event log."""
@@ -85,10 +116,13 @@ class Recorder:
     async def restore(self) -> None:
         """Load both states and catch up. State that cannot be used is named in the log and left behind."""
         try:
-            board, policy, recent, events = await self._writer.run(self._read)
+            self._begin(await self._writer.run(self._read))
         except StoreError as error:
             log.warning("earlier statistics cannot be read", error=str(error))
-            return
+
+    def _begin(self, saved: _Saved) -> None:
+        """Begin with what was saved."""
+        board, policy, recent, events = saved
         self.events.extend(events)
         known = [seen.request_id for seen in recent]
         counted = _after(known, self._load("board", board, self._board.load))

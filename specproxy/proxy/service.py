@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
@@ -32,14 +32,15 @@ from specproxy.proxy.guard import Guard
 from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.headers import PIN_HEADER
 from specproxy.proxy.quarantine import Quarantine
-from specproxy.proxy.recorder import Recorder
+from specproxy.proxy.recorder import HeldPolicy, Recorder
 from specproxy.proxy.reload import Changes, Reloader, compare
 from specproxy.proxy.replayer import Replayer
 from specproxy.proxy.router import Router
 from specproxy.proxy.server import ServerLimits
 from specproxy.proxy.status import Believe, board_json, lane_json
 from specproxy.records import Candidate, Decision, Health, LaneStatus, Situation, TempBucket, Workload
-from specproxy.store import StoreWriter, open_store
+from specproxy.store import Store, StoreWriter, open_store
+from specproxy.strategies.base import Policy
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.learner import Learner, LearnerSettings
 
@@ -51,6 +52,8 @@ RECENT_SHOWN = 20  # latest requests that an open page is told of
 STATE_FILE = "state.db"
 ENGINE_FILE = "engine/workloads.json"
 QUARANTINE = "quarantine"  # name of its state in the store
+
+R = TypeVar("R", bound=Recorder)
 
 log = structlog.get_logger("specproxy")
 
@@ -76,9 +79,10 @@ class Service:
         )
         self._looking_rng = np.random.default_rng()  # looking at beliefs draws, and must not disturb decisions
         self._quarantine = Quarantine()
+        policy: Policy = HeldPolicy(self.policy) if settings.store is not None else self.policy
         self.router = Router(
             (),
-            self.policy,
+            policy,
             rng=np.random.default_rng(),
             primary=self._fleet.primary,
             quarantine=self._quarantine,
@@ -197,18 +201,36 @@ class Service:
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def _open_store(self) -> None:
+        if self.settings.store is not None:
+            await self._open_shared_store(self.settings.store.get_secret_value())
+            return
         store, note = await asyncio.to_thread(open_store, self.settings.state_dir / STATE_FILE)
         if note:
             log.warning("statistics", note=note)
-        self._writer = StoreWriter(store, on_error=lambda error: log.warning("statistics", error=str(error)))
-        self._recorder = Recorder(self._writer, self.policy, self.board, take_changes=self.policy.take_events)
-        await self._recorder.restore()
-        await self._restore_quarantine(self._writer)
-        self.router.on_observation(self._recorder)
+        await self._record(Recorder, store)
+        await self._restore_quarantine()
 
-    async def _restore_quarantine(self, writer: StoreWriter) -> None:
+    async def _open_shared_store(self, url: str) -> None:
+        from specproxy.proxy.sharing import SharedRecorder  # only now, since it takes a while to import
+        from specproxy.store.redis import RedisStore
+
+        recorder = await self._record(SharedRecorder, RedisStore(url))
+        recorder.share(self._quarantine)
+        self._tasks.spawn(recorder.follow(), name="learn together")
+
+    async def _record(self, kind: type[R], store: Store) -> R:
+        """Restore what the store holds, and have every observation recorded from now on."""
+        self._writer = StoreWriter(store, on_error=lambda error: log.warning("statistics", error=str(error)))
+        recorder = kind(self._writer, self.policy, self.board, take_changes=self.policy.take_events)
+        self._recorder = recorder
+        await recorder.restore()
+        self.router.on_observation(recorder)
+        return recorder
+
+    async def _restore_quarantine(self) -> None:
+        assert self._writer is not None
         try:
-            state = await writer.run(lambda store: store.load_policy(QUARANTINE))
+            state = await self._writer.run(lambda store: store.load_policy(QUARANTINE))
             if state is not None:
                 self._quarantine.load(state)
         except (StoreError, ValueError) as error:
@@ -334,7 +356,7 @@ class Service:
 
     def _quarantine_changed(self, lane: str) -> LaneStatus:
         self._log_lanes()
-        if self._writer is not None:
+        if self._writer is not None and self.settings.store is None:  # a shared one asks for it itself
             self._writer.save_policy(QUARANTINE, self._quarantine.dump(), time.time())
         return self._named(lane)
 
