@@ -140,9 +140,15 @@ class LimitSettings(_Section):
     inspect: Size = 8 * 1024**2
     """Longest request body that is read as a whole to classify it; more is passed on in pieces, on plain."""
     requests: int = Field(default=1024, ge=1)
-    """Requests in flight at the same time, over all clients; more are answered with 503 and Retry-After."""
+    """Requests in flight at the same time, over all clients; more wait, and clients take turns."""
+    queue: int = Field(default=1024, ge=0)
+    """Requests to models that may wait; more are answered with 503 and Retry-After."""
     connections: int = Field(default=4096, ge=1)
-    """Client connections at the same time; more are closed at once."""
+    """Client connections at the same time; requests on more are answered with 503 and Retry-After."""
+    head: Size = 128 * 1024
+    """Longest request line and headers together; more is answered with 431."""
+    headers: int = Field(default=256, ge=16)
+    """Headers of a request; more are answered with 431."""
 
 
 class CaptureSettings(_Section):

@@ -33,12 +33,16 @@ __all__ = [
 
 
 class SpecproxyError(Exception):
-    """Base of every error that specproxy raises on purpose; `hint` says what to do next."""
+    """Base of every error that specproxy raises on purpose; `hint` says what to do next.
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    `limit` names the setting that was reached, where that is what happened.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", limit: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.limit = limit
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
@@ -60,9 +64,15 @@ class RequestError(SpecproxyError):
     """A request that cannot be served as asked; `status` is the HTTP status (4xx)."""
 
     def __init__(
-        self, message: str, *, status: int = 400, code: str = "invalid_request_error", hint: str = ""
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_request_error",
+        hint: str = "",
+        limit: str = "",
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint, limit=limit)
         self.status = status
         self.code = code
 

@@ -8,7 +8,7 @@ import logging
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import ConfigError
 from specproxy.proxy.handlers import Handlers
-from specproxy.proxy.server import ClientConnection, ServerLimits
+from specproxy.proxy.server import SPARE_CONNECTIONS, ClientConnection, ServerLimits
 
 __all__ = ["ProxyServer"]
 
@@ -82,7 +82,7 @@ class ProxyServer:
             await connection.ended
 
     def _accept(self) -> ClientConnection:
-        self._turned_away += len(self._connections) >= self.limits.connections
+        self._turned_away += len(self._connections) >= self.limits.connections + SPARE_CONNECTIONS
         return ClientConnection(self.handlers.handle, self._tasks, self.limits, self._connections)
 
     def expire(self, now: float) -> None:

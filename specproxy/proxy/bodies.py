@@ -62,5 +62,9 @@ def too_long(limit: int) -> RequestError:
     """The error for a body above the limit."""
     hint = "limits.body in the configuration raises the limit"
     return RequestError(
-        f"the request body is longer than {limit} bytes", status=413, code="too_large", hint=hint
+        f"the request body is longer than {limit} bytes",
+        status=413,
+        code="too_large",
+        hint=hint,
+        limit="limits.body",
     )

@@ -47,11 +47,12 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What may be asked for: a body above `inspect` bytes is not read to classify it, one above `body` bytes is
-    refused with 413; above `requests` in flight, further ones are refused with 503."""
+    refused with 413; above `requests` in flight, `queue` further ones wait, and others are refused with 503."""
 
     inspect: int = 8 * 1024 * 1024
     body: int = 1024 * 1024 * 1024
     requests: int = 1024
+    queue: int = 1024
 
 
 @dataclass(frozen=True, slots=True)

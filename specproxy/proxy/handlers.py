@@ -19,6 +19,7 @@ from specproxy.proxy.dialects import dialect_of, render_error
 from specproxy.proxy.forward import Call, Forwarder, Limits, status_for
 from specproxy.proxy.headers import read_inbound
 from specproxy.proxy.inbound import ClientRequest, HeaderView
+from specproxy.proxy.queueing import FairQueue
 from specproxy.proxy.router import Router
 from specproxy.records import Lane
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 ADMIN_PREFIX = "/specproxy"
 _MAX_ADMIN_BODY = 16 * 1024 * 1024
+_NOTICE_S = 5.0  # between two lines in the log about one limit
 
 
 class AdminReply(Protocol):
@@ -81,6 +83,10 @@ class Handlers:
         self._admin = admin
         self._guard = guard
         self._reader = reader
+        self._queue = FairQueue(self._forwarder.limits.requests, self._forwarder.limits.queue)
+        self._noticed: dict[
+            str, tuple[float, int]
+        ] = {}  # by limit: when the log was told, and times since then
         self._active = 0
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
@@ -94,6 +100,7 @@ class Handlers:
     def set_limits(self, limits: Limits) -> None:
         """Other limits for requests that come from now on."""
         self._forwarder.limits = limits
+        self._queue.resize(limits.requests, limits.queue)
 
     def capture(self, keep: Callable[[str, bytes], None]) -> None:
         """Tell `keep` path and body of every routed request, but those that their clients want kept private."""
@@ -164,21 +171,33 @@ class Handlers:
         if self._closing:
             call.response.keep_alive = False
             raise LaneUnavailable("specproxy is shutting down")
-        if self._active > self._forwarder.limits.requests:
-            raise self._too_many(call)
-        await self._forwarder.forward(call)
+        if self._queue.is_free:
+            self._queue.start()
+        else:
+            await self._wait(call, headers)
+        try:
+            await self._forwarder.forward(call)
+        finally:
+            self._queue.leave()
 
-    def _too_many(self, call: Call) -> SpecproxyError:
-        limit = self._forwarder.limits.requests
-        error = LaneUnavailable(
-            f"{limit} requests are in flight already", hint="limits.requests raises the limit"
-        )
-        if call.dialect is not None:
+    async def _wait(self, call: Call, headers: HeaderView) -> None:
+        """Wait for a place among the requests in flight; those that go to no model do not wait."""
+        if call.dialect is None:
+            raise self._queue.full()
+        client = (call.request.peer, headers.get("Authorization"), headers.get("User-Agent"))
+        try:
+            await self._queue.wait(client)
+        except LaneUnavailable as error:
             self._router.turn_away(error)
-        return error
+            raise
+        except asyncio.CancelledError:
+            self._router.turn_away(None)
+            raise
 
     def _refuse(self, call: Call, error: SpecproxyError) -> None:
         """Answer with an error in the client's dialect, or cut a response short that has begun."""
+        if error.limit:
+            self._notice(error)
         response = call.response
         if response.started:
             response.cut()
@@ -188,6 +207,17 @@ class Handlers:
         path = call.target.partition("?")[0]
         status, headers, body = render_error(call.dialect, path, error, status_for(error))
         response.send(status, HTTPStatus(status).phrase.encode("ascii"), headers, body)
+
+    def _notice(self, error: SpecproxyError) -> None:
+        """Say in the log which limit was reached, now and then where that happens again and again."""
+        now = asyncio.get_running_loop().time()
+        at, times = self._noticed.get(error.limit, (now - _NOTICE_S, 0))
+        if now - at < _NOTICE_S:
+            self._noticed[error.limit] = at, times + 1
+            return
+        self._noticed[error.limit] = now, 0
+        again = f"; {times} more since the last line" if times else ""
+        log.warning("a limit was reached: %s (%s)%s", error.message, error.hint or error.limit, again)
 
     async def _answer(self, admin: AdminRoutes, call: Call) -> None:
         body, whole = await read_up_to(call.request.body, _MAX_ADMIN_BODY)

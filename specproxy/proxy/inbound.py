@@ -109,3 +109,4 @@ class ClientRequest:
     http10: bool = False
     keep_alive: bool = True
     fault: RequestError | None = field(default=None)
+    peer: str = ""  # the client's address

@@ -240,8 +240,11 @@ class Router:
             known=False,
         )
 
-    def turn_away(self, error: SpecproxyError) -> None:
-        """Make the Observation of a request to a model that is refused before anything is looked at."""
+    def turn_away(self, error: SpecproxyError | None) -> None:
+        """Make the Observation of a request to a model that ends before anything is looked at.
+
+        It is refused with an error, or (None) its client left while it waited.
+        """
         request_id = f"{self._run}{next(self._ids):08x}"
         self._refused(request_id, Workload(UNREAD, TempBucket.WARM), "", False, error)
 
@@ -443,10 +446,11 @@ class Router:
         )
 
     def _refused(
-        self, request_id: str, workload: Workload, target: str, streamed: bool, error: SpecproxyError
+        self, request_id: str, workload: Workload, target: str, streamed: bool, error: SpecproxyError | None
     ) -> None:
-        """The one Observation of a request that no lane took."""
+        """The one Observation of a request that no lane took; without an error its client has left."""
         asked_wrong = isinstance(error, RequestError)
+        outcome = Outcome.ERROR if asked_wrong else Outcome.UNREACHABLE
         seen = Observation(
             request_id=request_id,
             at=self._wall(),
@@ -455,9 +459,9 @@ class Router:
             strategy="",
             fingerprint="",
             target=target,
-            outcome=Outcome.ERROR if asked_wrong else Outcome.UNREACHABLE,
+            outcome=Outcome.CLIENT_GONE if error is None else outcome,
             rule="pin" if asked_wrong else "unavailable",
-            status=error.status if isinstance(error, RequestError) else 503,
+            status=error.status if isinstance(error, RequestError) else 0 if error is None else 503,
             streamed=streamed,
             weight=0.0,
         )

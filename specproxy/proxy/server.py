@@ -21,14 +21,16 @@ from specproxy.errors import RequestError
 from specproxy.proxy.client import RelayResponse
 from specproxy.proxy.inbound import ClientRequest, RequestBody
 
-__all__ = ["ClientConnection", "Handler", "ServerLimits"]
+__all__ = ["SPARE_CONNECTIONS", "ClientConnection", "Handler", "ServerLimits"]
 
 Handler = Callable[[ClientRequest, RelayResponse], Awaitable[None]]
 
 _BODY_HIGH = 256 * 1024  # bytes of a body that are held before we stop reading
 _MOST_WAITING = 32  # pipelined requests that are held before we stop reading
 _LOOK_S = 0.05  # how often a client is looked at that we do not read from
-_TOO_LONG = RequestError("the request head is too long", status=431, code="header_too_large")
+SPARE_CONNECTIONS = 64
+"""Connections above the limit whose first request is answered, with an error; further ones are closed."""
+
 _GONE = getattr(select, "POLLRDHUP", 0)
 
 # Request lines that llhttp takes as they are, which is nearly all.
@@ -48,6 +50,26 @@ class ServerLimits:
     head_s: float = 60.0  # from the first byte of a head to its last
     idle_s: float = 600.0  # between requests
     linger_s: float = 5.0  # reading on after an answer to a request that had not come whole
+
+    def head_too_long(self) -> RequestError:
+        """The error for a head above the limits."""
+        return RequestError(
+            f"the request head is longer than {self.head_bytes} bytes, or has more than {self.headers} headers",
+            status=431,
+            code="header_too_large",
+            hint="limits.head and limits.headers in the configuration raise the limit",
+            limit="limits.head and limits.headers",
+        )
+
+    def too_many_connections(self) -> RequestError:
+        """The error for a request on a connection too many."""
+        return RequestError(
+            f"there are {self.connections} connections already",
+            status=503,
+            code="too_many_connections",
+            hint="limits.connections in the configuration raises the limit",
+            limit="limits.connections",
+        )
 
 
 class ClientConnection(asyncio.Protocol):
@@ -81,6 +103,8 @@ class ClientConnection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None  # there while the client reads slowly
         self._timer: asyncio.TimerHandle | None = None
         self._since = self._loop.time()  # when the connection became idle, or the head began
+        self._peer = ""
+        self._too_many = False  # this connection is one too many
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     # --- for the response ---
@@ -134,10 +158,13 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass of asyncio.Transport
-        if len(self._owner) >= self._limits.connections:
+        self._too_many = len(self._owner) >= self._limits.connections
+        if len(self._owner) >= self._limits.connections + SPARE_CONNECTIONS:
             self.abort()
             return
         self._owner.add(self)
+        peer = transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if peer else ""
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notice a peer that vanished
@@ -173,7 +200,7 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fault(RequestError(f"the request is not valid HTTP: {error}"))
         if self._in_head and self._head_bytes > self._limits.head_bytes:
-            self._fault(_TOO_LONG)
+            self._fault(self._limits.head_too_long())
 
     def _feed(self, data: bytes) -> bytes:
         """Parse; returns what is left behind a head that offered another protocol."""
@@ -246,10 +273,13 @@ class ClientConnection(asyncio.Protocol):
             body,
             http10=version == "1.0",
             keep_alive=self._parser.should_keep_alive(),
+            peer=self._peer,
         )
         size = len(target) + sum(len(name) + len(value) for name, value in self._headers)
         if size > self._limits.head_bytes or len(self._headers) > self._limits.headers:
-            request.fault = _TOO_LONG
+            request.fault = self._limits.head_too_long()
+        if self._too_many:
+            request.fault = self._limits.too_many_connections()
         if version not in ("1.0", "1.1"):
             request.fault = RequestError(f"HTTP/{version} is not spoken here", status=505, code="http_version")
         if request.fault is not None:

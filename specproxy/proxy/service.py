@@ -187,7 +187,7 @@ class Service:
         self.policy.settings = replace(self.policy.settings, **allowed)
         if self._server is not None:
             self._server.handlers.set_limits(_limits(settings))
-            self._server.limits = ServerLimits(connections=settings.limits.connections)
+            self._server.limits = _edges(settings)
 
     async def _listen(self) -> None:
         handlers = Handlers(
@@ -386,6 +386,11 @@ class Service:
         return self.router.preview(facts, pin=headers.get(PIN_HEADER.decode()))
 
 
+def _edges(settings: Settings) -> ServerLimits:
+    given = settings.limits
+    return ServerLimits(connections=given.connections, head_bytes=given.head, headers=given.headers)
+
+
 def _limits(settings: Settings) -> Limits:
     given = settings.limits
-    return Limits(inspect=given.inspect, body=given.body, requests=given.requests)
+    return Limits(inspect=given.inspect, body=given.body, requests=given.requests, queue=given.queue)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +15,7 @@ from specproxy.proxy.forward import Limits
 from specproxy.proxy.guard import Guard
 from specproxy.proxy.handlers import origin_form
 from specproxy.proxy.inbound import HeaderView
-from specproxy.proxy.server import ServerLimits
+from specproxy.proxy.server import SPARE_CONNECTIONS, ServerLimits
 from specproxy.records import Outcome
 from tests.support.client import RawClient, post
 from tests.support.loops import both_loops
@@ -29,6 +30,7 @@ class Reply:
     body: bytes
     content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
+    stream: None = None
 
 
 class Admin:
@@ -335,13 +337,8 @@ async def test_many_clients_at_once() -> None:
 # --- limits --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "shape", "seen"),
-    [("/v1/messages", b'"overloaded_error"', 1), ("/api/tags", b'{"error":"1 requests', 0)],
-)
-async def test_requests_above_the_limit_are_turned_away(path: str, shape: bytes, seen: int) -> None:
-    """With 503 and Retry-After in the client's dialect, naming the limit; those in flight go on."""
-    go_on = asyncio.Event()
+def held(go_on: asyncio.Event) -> Callable[[Conn], Awaitable[None]]:
+    """A script that answers when it may."""
 
     async def script(conn: Conn) -> None:
         while True:
@@ -349,26 +346,64 @@ async def test_requests_above_the_limit_are_turned_away(path: str, shape: bytes,
             await go_on.wait()
             await conn.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
+    return script
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "seen"),
+    [("/v1/messages", b'"overloaded_error"', 1), ("/api/tags", b'{"error":"1 requests', 0)],
+)
+async def test_requests_above_the_limit_are_turned_away(
+    path: str, shape: bytes, seen: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With 503 and Retry-After in the client's dialect, naming the limit, and a line in the log."""
+    go_on = asyncio.Event()
     async with (
-        Upstream(script) as upstream,
-        running_proxy(upstream.url, limits=Limits(requests=1)) as proxy,
+        Upstream(held(go_on)) as upstream,
+        running_proxy(upstream.url, limits=Limits(requests=1, queue=0)) as proxy,
         await RawClient.connect(proxy.port) as first,
         await RawClient.connect(proxy.port) as second,
     ):
         await first.send(GET)
         await settled(lambda: proxy.handlers.active == 1)
-        reply = await second.ask(post(path, CHAT))
-        assert (reply.status, reply.values(b"retry-after")) == (503, [b"1"])
-        assert shape in reply.body
-        assert b"limits.requests" in reply.body
-        assert [s.outcome for s in proxy.seen] == [Outcome.UNREACHABLE] * seen
+        for _ in range(3):
+            reply = await second.ask(post(path, CHAT))
+            assert (reply.status, reply.values(b"retry-after")) == (503, [b"1"])
+            assert shape in reply.body
+            assert b"limits.requests" in reply.body
+        assert [s.outcome for s in proxy.seen] == [Outcome.UNREACHABLE] * seen * 3
+        assert caplog.text.count("a limit was reached") == 1
+        assert "limits.requests and limits.queue raise the limit" in caplog.text
         go_on.set()
         assert (await first.reply()).status == 200
         assert (await second.ask(GET)).status == 200
 
 
+async def test_requests_wait_for_their_turn() -> None:
+    """Above the limit they are answered later, not refused; one whose client leaves is observed too."""
+    go_on = asyncio.Event()
+    async with (
+        Upstream(held(go_on)) as upstream,
+        running_proxy(upstream.url, limits=Limits(requests=1, queue=5)) as proxy,
+        await RawClient.connect(proxy.port) as first,
+        await RawClient.connect(proxy.port) as second,
+    ):
+        await first.send(post("/api/chat", CHAT))
+        await settled(lambda: proxy.handlers.active == 1)
+        await second.send(post("/v1/chat/completions", CHAT))
+        async with await RawClient.connect(proxy.port) as third:
+            await third.send(post("/v1/chat/completions", CHAT))
+            await settled(lambda: proxy.handlers.active == 3)
+        await settled(lambda: [s.outcome for s in proxy.seen] == [Outcome.CLIENT_GONE])
+        assert upstream.connections == 1
+        go_on.set()
+        assert (await first.reply()).status == 200
+        assert (await second.reply()).status == 200
+        await settled(lambda: len(proxy.seen) == 3)
+
+
 @both_loops
-async def test_connections_above_the_limit_are_closed() -> None:
+async def test_connections_above_the_limit_are_told_so() -> None:
     """Those that are there stay, and a place that becomes free can be taken."""
     async with (
         Upstream(Recorder()) as upstream,
@@ -377,9 +412,40 @@ async def test_connections_above_the_limit_are_closed() -> None:
         async with await RawClient.connect(proxy.port) as first:
             assert (await first.ask(GET)).status == 200
             async with await RawClient.connect(proxy.port) as second:
-                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                    await second.ask(GET)
+                reply = await second.ask(post("/v1/messages", CHAT))
+                assert (reply.status, reply.values(b"retry-after")) == (503, [b"1"])
+                assert b'"overloaded_error"' in reply.body
+                assert b"limits.connections" in reply.body
+                assert await second.rest() == b""
             assert (await first.ask(GET)).status == 200
         await settled(lambda: proxy.server.connections == 0)
         async with await RawClient.connect(proxy.port) as third:
             assert (await third.ask(GET)).status == 200
+
+
+@both_loops
+async def test_connections_far_above_the_limit_are_closed() -> None:
+    """Answering costs as well, so there is an end to it."""
+    async with running_proxy(server_limits=ServerLimits(connections=1)) as proxy, AsyncExitStack() as stack:
+        for _ in range(1 + SPARE_CONNECTIONS):
+            await stack.enter_async_context(await RawClient.connect(proxy.port))
+        await settled(lambda: proxy.server.connections == 1 + SPARE_CONNECTIONS)
+        async with await RawClient.connect(proxy.port) as last:
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await last.ask(GET)
+
+
+@pytest.mark.parametrize(
+    "given", [{"head_bytes": 2000, "headers": 256}, {"head_bytes": 128 * 1024, "headers": 20}]
+)
+async def test_a_head_above_the_limits_names_them(given: dict[str, int]) -> None:
+    """431 in the dialect of the path, whichever of the two it is."""
+    lines = [b"X-%d: %b" % (i, b"y" * 50) for i in range(40)]
+    async with (
+        running_proxy(server_limits=ServerLimits(**given)) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        reply = await client.ask(post("/api/chat", CHAT, *lines))
+        assert reply.status == 431
+        assert reply.body.startswith(b'{"error":"the request head is longer than')
+        assert b"limits.head and limits.headers" in reply.body
