@@ -39,7 +39,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body, works = await threaded(len(data), lambda: _prepare(service, data))
     head = _Head(body.text("model") or service.names[0])
     count = sum(work.n for work in works)
-    reply = _all(service, call, works)
+    reply = _all(service, call, works) if len(works) > 1 else _one(service, call, works[0])
     if not body.flag("stream"):
         return json_response(_whole(head, await collect(reply, count), works[0].sampling.logprobs is not None))
     options = body.object("stream_options") or Fields({})
@@ -66,13 +66,17 @@ def _logprobs(body: Fields) -> int | None:
     return count if count is not None else body.integer("n_probs", 1, MAX_LOGPROBS)
 
 
+def _one(service: Service, call: Call, work: Work) -> AsyncGenerator[Part, None]:
+    return parts(service.run(call, work), work.n, OutputParser)
+
+
 async def _all(service: Service, call: Call, works: Sequence[Work]) -> AsyncGenerator[Part, None]:
     """The replies to several prompts, one prompt after the other, with indices that run on."""
     base = 0
     for i, work in enumerate(works):
         # reports and reader events are kept by request id
         each = call if i == 0 else replace(call, request_id=f"{call.request_id}/{i}")
-        async with aclosing(parts(service.run(each, work), work.n, OutputParser)) as stream:
+        async with aclosing(_one(service, each, work)) as stream:
             async for part in stream:
                 yield replace(part, index=base + part.index) if base else part
         base += work.n

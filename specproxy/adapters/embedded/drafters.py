@@ -61,7 +61,6 @@ class ChainedDrafter:
         except DecodeError as error:
             log.warning("drafting with %s failed: %s", self.name, error)
             for sequence in sequences:
-                sequence.draft = []
                 sequence.disable(self.name, str(error))
                 self.forget(sequence.slot)
             return
@@ -93,7 +92,7 @@ class ChainedDrafter:
         at = 0
         while live:
             context.decode(batch)
-            tokens = context.logits(len(live)).argmax(axis=1).tolist()
+            tokens = [int(logits.argmax()) for logits in context.logits(len(live))]
             batch.clear()
             going_on = []
             for row, (sequence, token) in enumerate(zip(live, tokens, strict=True)):

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 from specproxy.adapters.embedded.embedder import Embedder
@@ -197,13 +196,16 @@ class LlamaEngine:
     # --- on the decode thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        idle_since = time.monotonic()
+        idle_since: float | None = None  # known once there was nothing to do
         while not self._stopping:
-            self._wake.clear()
             self._obey()
             if self._step():
-                idle_since = time.monotonic()
+                idle_since = None
                 continue
+            if idle_since is None or self._wake.is_set():
+                idle_since = time.monotonic()
+                self._wake.clear()
+                continue  # once more: what came before the flag was cleared must not be waited for
             self._measured.save_now_and_then()
             if self._unload_wanted and self._is_idle():
                 self._free()
@@ -317,11 +319,11 @@ class LlamaEngine:
         outbox, self._outbox = self._outbox, []
         if len(outbox) == 1:  # one stream, one token: the time between two decodes is dear
             ((only, event),) = outbox
-            _call(only.loop, partial(only.put, event))
+            _call(only.loop, only.put, event)
             return
         for loop in {stream.loop for stream, _ in outbox}:
             batch = [(stream, event) for stream, event in outbox if stream.loop is loop]
-            _call(loop, partial(_put, batch))
+            _call(loop, _put, batch)
 
     def _load(self) -> None:
         self._unload_wanted = False
@@ -366,9 +368,9 @@ def _put(batch: list[tuple[Stream, Event]]) -> None:
         stream.put(event)
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
     """Call a function on an event loop, if that still runs."""
     try:
-        loop.call_soon_threadsafe(function)
+        loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
         log.debug("the event loop has been closed")

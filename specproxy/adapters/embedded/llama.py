@@ -208,14 +208,27 @@ class Model:
             self.handle = None
 
 
-def _address_of(function: Any) -> Any:
-    """The same C function, giving the address alone: wrapping it into a pointer costs more than the call."""
+def _short(function: Any, result: Any, *arguments: Any) -> Any:
+    """The same C function, for calls that take microseconds: it keeps the GIL.
+
+    A ctypes call gives it up, and where the event loop has work to do it then takes longer to come back than
+    all else between two decodes. Pointers are given as addresses: wrapping them costs more than the call.
+    """
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None, "a loaded function has an address"
-    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+    return ctypes.PYFUNCTYPE(result, *arguments)(address)
 
 
-_logits_at = _address_of(lib.llama_get_logits)
+_ON_GPU = bool(lib.llama_supports_gpu_offload())  # then a decode may still be running when llama_decode returns
+_logits_at = _short(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
+_remove = _short(
+    lib.llama_memory_seq_rm,
+    ctypes.c_bool,
+    ctypes.c_void_p,
+    lib.llama_seq_id,
+    lib.llama_pos,
+    lib.llama_pos,
+)
 
 # --- batch ---------------------------------------------------------------------------------------------
 
@@ -397,6 +410,8 @@ class Context:
         batch.raw.n_tokens = batch.n
         started = time.perf_counter()
         code = lib.llama_decode(self.handle, batch.raw)
+        if _ON_GPU:
+            lib.llama_synchronize(self.handle)
         self.native_s += time.perf_counter() - started
         if code == 0:
             return
@@ -422,7 +437,7 @@ class Context:
         """Give hidden rows from now on: of every token, or only of those that ask for logits."""
         if on != self._hidden_on:
             if self._hidden_at is None:
-                self._hidden_at = _address_of(_nextn.llama_get_embeddings_nextn)
+                self._hidden_at = _short(_nextn.llama_get_embeddings_nextn, ctypes.c_void_p, ctypes.c_void_p)
             _nextn.llama_set_embeddings_nextn(self.handle, on, outputs_only)
             self._hidden_on = on
 
@@ -432,7 +447,7 @@ class Context:
 
     def drop(self, seq: int, start: int) -> bool:
         """Remove a sequence's positions from `start` on; False if the model cannot go back so far."""
-        return bool(lib.llama_memory_seq_rm(self._memory, seq, start, -1))
+        return bool(_remove(self._memory, seq, start, -1))
 
     def share(self, source: int, target: int, end: int) -> None:
         """Let sequence `target` have positions 0 to `end` - 1 of `source`; costs no memory."""

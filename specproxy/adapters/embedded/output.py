@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specproxy.adapters.embedded.reasoning import ReasoningSplitter
 from specproxy.adapters.embedded.types import Finished, TokenEvent, TokenLogprob
@@ -25,7 +25,10 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+# What follows is made for every token, and is not frozen since that takes several times as long.
+
+
+@dataclass(slots=True)
 class Item:
     """One event of sequence `index`."""
 
@@ -42,8 +45,7 @@ class Kind(Enum):
     ARGUMENTS = "arguments"  # more JSON text of the current call's arguments
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """One addition to a reply. `call` is the index of the tool call that it belongs to."""
 
     kind: Kind
@@ -98,7 +100,7 @@ class OutputParser:
         return (Delta(Kind.CONTENT, text),) if text else ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """What one engine event means for reply `index`; `finished` is set in the last one."""
 

@@ -86,7 +86,7 @@ class Sampler:
         Raises:
             BackendError: the grammar allows no token at all.
         """
-        token = self.highest(row[None])[0] if self._plain else self._draw(self._candidates(row), draw=0)
+        token = self.highest(row) if self._plain else self._draw(self._candidates(row), draw=0)
         if self._grammar is None or (token is not None and self._grammar.allows(token)):
             if token is None:
                 raise BackendError("sampling left no token to choose from")
@@ -98,13 +98,10 @@ class Sampler:
         """Where the text stands in its grammar, if it has one."""
         return self._grammar
 
-    def highest(self, rows: Floats) -> list[int]:
-        """The token with the highest logit, bias included, in each row; shape (n, n_vocab)."""
-        tokens: list[int] = rows.argmax(axis=1).tolist()
-        if self._bias is not None:
-            bias = self._bias
-            tokens = [bias.highest(row, token) for row, token in zip(rows, tokens, strict=True)]
-        return tokens
+    def highest(self, row: Floats) -> int:
+        """The token with the highest logit, bias included; shape (n_vocab,)."""
+        token = int(row.argmax())
+        return token if self._bias is None else self._bias.highest(row, token)
 
     def accept(self, token: int) -> None:
         """Go on to the next position, this token having been chosen."""

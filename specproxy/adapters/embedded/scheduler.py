@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specproxy.adapters.embedded.auto import AutoController
-from specproxy.adapters.embedded.controller import PLAIN, Controller, FixedController, StepView
+from specproxy.adapters.embedded.controller import Controller, FixedController, StepView
 from specproxy.adapters.embedded.costs import StepCosts
 from specproxy.adapters.embedded.forced import ForcedDrafter, Spelling
 from specproxy.adapters.embedded.llama import DecodeError, NoRoomError
@@ -207,16 +207,19 @@ class Scheduler:
         Raises:
             DecodeError: the target's cache is in an unknown state, and every request has been ended.
         """
-        self._admit()
+        if self._waiting:
+            self._admit()
         started = time.perf_counter()
         decoding = [s for s in self._running if not s.prefilling and not s.sink.full]
-        width, tokens = len(decoding), float(len(decoding))  # that all feed, and are expected to get
-        for sequence in decoding:
-            self._plan(sequence, len(decoding), width - 1, tokens - 1)
-            width += sequence.plan.total
-            tokens += sequence.plan.expected - 1
-        self._propose(decoding)
-        self._prune(decoding)
+        drafting = [s for s in decoding if s.drafters]
+        if drafting:
+            width, tokens = len(decoding), float(len(decoding))  # that all feed, and are expected to get
+            for sequence in drafting:
+                self._plan(sequence, len(decoding), width - 1, tokens - 1)
+                width += sequence.plan.total
+                tokens += sequence.plan.expected - 1
+            self._propose(drafting, len(decoding))
+            self._prune(drafting)
         parts = self._fill(decoding)
         if not parts:
             return False
@@ -242,14 +245,13 @@ class Scheduler:
         return True
 
     def _plan(self, sequence: Sequence, streams: int, others_width: int, others_tokens: float) -> None:
-        sequence.draft, sequence.draft_seconds, sequence.match_length = [], 0.0, 0
-        sequence.plan, sequence.copied, sequence.run, sequence.late = PLAIN, [], [], 0
+        sequence.draft_nothing()
         room = min(
             sequence.limit - sequence.n_output - 1,
             self._runtime.per_sequence - len(sequence.tokens) - 1,
             self._runtime.longest,
         )
-        if room < 1 or not sequence.drafters:
+        if room < 1:
             return
         copied = sequence.copied
         if sequence.ngram is not None:
@@ -277,21 +279,20 @@ class Scheduler:
         elif plan.drafter in free:
             sequence.draft = free[plan.drafter][: plan.length]
 
-    def _propose(self, decoding: list[Sequence]) -> None:
+    def _propose(self, drafting: list[Sequence], streams: int) -> None:
         """Let the drafters that run a model propose, each for all of its sequences at once."""
         options = self._runtime.options
         most = options.batch // 2  # tokens that may be caught up with in a proposing decode
         for name, drafter in self._runtime.drafters.items():
             ready = []
             room = drafter.batch.size
-            for sequence in decoding:
+            for sequence in drafting:
                 if sequence.plan.drafter != name:
                     continue
-                sequence.late = drafter.missing(sequence)
-                if drafter.missing(sequence) > most:
-                    budget = options.batch if len(decoding) == 1 else options.prefill_share
-                    drafter.catch_up(sequence, keep=1, budget=budget)
-                missing = drafter.missing(sequence)
+                sequence.late = missing = drafter.missing(sequence)
+                if missing > most:
+                    budget = options.batch if streams == 1 else options.prefill_share
+                    missing -= drafter.catch_up(sequence, keep=1, budget=budget)
                 if missing <= min(room, most) and name in sequence.drafters:
                     room -= missing
                     ready.append(sequence)
@@ -337,7 +338,7 @@ class Scheduler:
         """Decode the batch, making room by forgetting idle sequences where needed."""
         context, batch = self._runtime.context, self._runtime.batch
         if "mtp" in self._runtime.drafters:
-            context.want_hidden(any(s.hidden is not None for s in self._running))
+            context.want_hidden(bool([s for s in self._running if s.hidden is not None]))
         while True:
             try:
                 context.decode(batch)
@@ -364,16 +365,19 @@ class Scheduler:
         """The target has judged a draft: keep what it would have said itself, undo the rest."""
         slot, draft = sequence.slot, sequence.draft
         new, reason = self._sample(sequence, rows)
-        accepted = sum(1 for guess, token in zip(draft, new, strict=False) if guess == token)
         slot.n += len(new)
         if len(new) <= len(draft) and not self._runtime.context.drop(slot.id, slot.n):
             raise DecodeError("the target's cache could not be rolled back", 0)
         self._keep_hidden(sequence, at, len(new))
-        if draft and sequence.plan.drafter in self._runtime.drafters:
-            self._runtime.drafters[sequence.plan.drafter].settle(sequence, accepted)
-        outcome = sequence.outcome(accepted, new, seconds)
-        sequence.tally.add(outcome)
-        sequence.controller.learn(outcome)
+        if sequence.drafters:
+            accepted = sum([guess == token for guess, token in zip(draft, new, strict=False)])
+            if draft and sequence.plan.drafter in self._runtime.drafters:
+                self._runtime.drafters[sequence.plan.drafter].settle(sequence, accepted)
+            outcome = sequence.outcome(accepted, new, seconds)
+            sequence.tally.add(outcome)
+            sequence.controller.learn(outcome)
+        else:
+            sequence.tally.add_plain(seconds)
         self._went_on(sequence, new, reason)
         if sequence.hidden is not None and sequence.hidden.n > LAZY_ROWS:
             self._in_step(sequence)
@@ -382,13 +386,14 @@ class Scheduler:
         """Draw tokens as long as the draft goes on as drawn; returns them and why the sequence ends, if so."""
         draft, sampler = sequence.draft, sequence.sampler
         new: list[int] = []
-        chosen = sampler.highest(rows) if sampler.greedy else None
-        for i in range(len(rows)):
-            token = chosen[i] if chosen is not None else sampler.sample(rows[i])
-            if chosen is None:
+        for i, row in enumerate(rows):
+            if sampler.greedy:
+                token = sampler.highest(row)
+            else:
+                token = sampler.sample(row)
                 sampler.accept(token)
             new.append(token)
-            reason = sequence.take(token, rows[i])
+            reason = sequence.take(token, row)
             if reason or i >= len(draft) or token != draft[i]:
                 return new, reason
         raise AssertionError("a step has one more row than its draft has tokens")

@@ -79,24 +79,18 @@ class Tally:
 
     def add(self, outcome: StepOutcome) -> None:
         """Count one step."""
-        self.steps += 1
         self.drafted += outcome.drafted
         self.accepted += outcome.accepted
-        if outcome.seconds is not None:
-            width = self.widths.setdefault(1 + outcome.drafted, [0, 0.0])
-            width[0] += 1
-            width[1] += outcome.seconds
+        self._add_step(1 + outcome.drafted, outcome.seconds, outcome.plan)
         plan = outcome.plan
-        self.plans[plan.label] = self.plans.get(plan.label, 0) + 1
         if outcome.copied:
             self._of("ngram").copied(outcome)
         lead = min(plan.lead_length, outcome.drafted)
         if lead:
-            self._of(plan.lead).add(outcome, lead, min(outcome.accepted, lead), lead)
+            self._of(plan.lead).add(lead, min(outcome.accepted, lead), lead)
         if outcome.proposed > lead:
             tally = self._of(plan.drafter)
             tally.add(
-                outcome,
                 outcome.drafted - lead,
                 max(0, outcome.accepted - lead),
                 outcome.proposed - lead if outcome.accepted >= lead else 0,
@@ -108,6 +102,20 @@ class Tally:
         if tally is None:
             tally = self.by_drafter[drafter] = _DrafterTally()
         return tally
+
+    def add_plain(self, seconds: float | None) -> None:
+        """Count a step of a sequence that has no drafters; seconds as in `StepOutcome`."""
+        self._add_step(1, seconds, PLAIN)
+
+    def _add_step(self, width: int, seconds: float | None, plan: Plan) -> None:
+        self.steps += 1
+        self.plans[plan.label] = self.plans.get(plan.label, 0) + 1
+        if seconds is not None:
+            total = self.widths.get(width)
+            if total is None:
+                total = self.widths[width] = [0, 0.0]
+            total[0] += 1
+            total[1] += seconds
 
     def report(self, sequence: Sequence) -> EngineReport:
         """For the learner."""
@@ -134,7 +142,7 @@ class _DrafterTally:
     positions: list[list[int]] = field(default_factory=list)  # [accepted, tried]
     matches: list[list[int]] = field(default_factory=list)
 
-    def add(self, outcome: StepOutcome, drafted: int, accepted: int, proposed: int) -> None:
+    def add(self, drafted: int, accepted: int, proposed: int) -> None:
         """Count this drafter's part of a step; of `proposed` tokens the grammar has left `drafted`."""
         self.steps += 1
         self.drafted += drafted
@@ -201,15 +209,16 @@ class Sequence:
         self.hidden: HiddenRows | None = None  # with the MTP cache kept in step
         self.plan = PLAIN
         self.draft: list[int] = []
-        self.copied: list[int] = []  # what the n-gram drafter proposes, whoever drafts
         self.proposed = 0  # tokens of the draft before the grammar cut it
         self.forced: ForcedDrafter | None = None
-        self.run: list[int] = []  # what the grammar forces from here on
         self.draft_seconds = 0.0
-        self.late = 0  # tokens that the drafter lacked before this step
+        self.copied: list[int] = []  # what the n-gram drafter proposes, whoever drafts
         self.match_length = 0
+        self.run: list[int] = []  # what the grammar forces from here on
+        self.late = 0  # tokens that the drafter lacked before this step
         self.load_ms = 0.0
         self._vocabulary = vocabulary
+        self._ends = vocabulary.end_tokens().union(request.sampling.stop_tokens)
         self._text = TextStream(request.sampling.stop)
         self._pieces = ""
         self._unsent: list[int] = []
@@ -232,18 +241,17 @@ class Sequence:
 
     def take(self, token: int, row: Floats) -> str:
         """Settle on a token, drawn from `row`; returns why the sequence ends with it, or an empty text."""
-        if not self.n_output:
+        request, text = self.request, self._text
+        if self.prefilling:
             self._first = time.perf_counter()
         self.tokens.append(token)
-        sampling = self.request.sampling
-        if self._vocabulary.ends(token) or token in sampling.stop_tokens:
+        if token in self._ends:
             return "stop"
-        special = token in self.request.render_tokens
-        self._pieces += self._text.push(self._vocabulary.piece(token, special=special))
+        self._pieces += text.push(self._vocabulary.piece(token, special=token in request.render_tokens))
         self._unsent.append(token)
-        if sampling.logprobs is not None:
-            self._unsent_logprobs.append(self._logprob(token, row, sampling.logprobs))
-        if self._text.stopped_by:
+        if request.sampling.logprobs is not None:
+            self._unsent_logprobs.append(self._logprob(token, row, request.sampling.logprobs))
+        if text.stopped_by:
             return "stop"
         return "length" if self.n_output >= self.limit else ""
 
@@ -277,10 +285,16 @@ class Sequence:
         )
         return self.event(), end
 
+    def draft_nothing(self) -> None:
+        """The next step is a plain one, unless it is planned otherwise."""
+        self.plan, self.draft, self.proposed, self.draft_seconds = PLAIN, [], 0, 0.0
+        self.copied, self.match_length, self.run, self.late = [], 0, [], 0
+
     def disable(self, drafter: str, reason: str) -> None:
         """Go on without a drafter."""
         self.drafters = tuple(name for name in self.drafters if name != drafter)
         self.tally.stopped = f"{drafter}: {reason}"
+        self.draft_nothing()
         if drafter == "mtp":
             self.hidden = None
 

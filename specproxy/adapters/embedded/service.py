@@ -175,9 +175,14 @@ class Service:
         Raises:
             RequestError: from the engine, before the first item where it comes from the request.
         """
+        requests = self._requests(call, work)
+        self.active[call.request_id] = call
         try:
-            async with aclosing(self._merged(call, work)) as items:
-                async for item in items:
+            # each layer of iterators costs as much as all else that is done for a token: a lone stream has few
+            streams = [self._events(request) for request in requests]
+            async with aclosing(streams[0] if work.n == 1 else _interleave(streams)) as items:
+                async for each in items:
+                    item = each if isinstance(each, Item) else Item(0, each)
                     if isinstance(item.event, Finished):
                         self._settle(call, item.index, item.event)
                     yield item
@@ -187,6 +192,8 @@ class Service:
             # llama-server names the numbers, and some clients trim their history by them
             sizes = {"n_prompt_tokens": len(work.prompt), "n_ctx": self.card.context}
             raise FieldError("", error.message, code=error.code, extra=sizes) from error
+        finally:
+            self.active.pop(call.request_id, None)
 
     def _requests(self, call: Call, work: Work) -> list[GenerateRequest]:
         requests = []
@@ -208,21 +215,6 @@ class Service:
                 )
             )
         return requests
-
-    async def _merged(self, call: Call, work: Work) -> AsyncGenerator[Item, None]:
-        requests = self._requests(call, work)
-        self.active[call.request_id] = call
-        try:
-            if len(requests) == 1:
-                async with aclosing(self._events(requests[0])) as events:
-                    async for event in events:
-                        yield Item(0, event)
-                return
-            async with aclosing(_interleave([self._events(request) for request in requests])) as items:
-                async for item in items:
-                    yield item
-        finally:
-            self.active.pop(call.request_id, None)
 
     def _events(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Finished, None]:
         # the protocol promises that the iterator can be closed, which is what makes it a generator

@@ -57,10 +57,7 @@ class Slots:
         if mtp:  # the hidden row of the last position that the MTP cache covers is needed, so it is made again
             start = max(min(source.n_mtp, common, start + 1) - 1, 0)
         keep = {"draft": min(source.n_draft, common), "mtp": min(source.n_mtp, start + 1 if mtp else start)}
-        if slot is not source:
-            fits = self._copy(source, slot, start, keep)
-        else:
-            fits = self._cut(slot, start)
+        fits = self._cut(slot, start) if slot is source else self._copy(source, slot, start, keep)
         if not fits:
             self.forget(slot)
             start, keep = 0, {"draft": 0, "mtp": 0}

@@ -22,14 +22,13 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
+        self._cut = False  # whether the decoder holds the beginning of a character
         self.stopped_by = ""
 
     def push(self, piece: bytes) -> str:
         """Take in a token's bytes; returns the text that became final. With `stopped_by` set it is the last."""
-        text = self._held + self._decoder.decode(piece)
-        if not self._stops:
-            return text
-        return self._release(text)
+        text = self._decoded(piece)
+        return self._release(self._held + text) if self._stops else text
 
     def finish(self) -> str:
         """What is left when the sequence ends without a stop string; cut characters become U+FFFD."""
@@ -37,10 +36,15 @@ class TextStream:
         self._held = ""
         return "" if self.stopped_by else text
 
-    @property
-    def holds(self) -> bool:
-        """Whether something is held back."""
-        return bool(self._held or self._decoder.getstate()[0])
+    def _decoded(self, piece: bytes) -> str:
+        if not self._cut:
+            try:
+                return piece.decode()
+            except UnicodeDecodeError:  # it ends in the middle of a character, as a rule
+                pass
+        text = self._decoder.decode(piece)
+        self._cut = bool(self._decoder.getstate()[0])
+        return text
 
     def _release(self, text: str) -> str:
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]

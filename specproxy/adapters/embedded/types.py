@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specproxy.records import EnginePriors, EngineReport, Strategy
 
@@ -70,8 +70,7 @@ class TokenLogprob:
     top: tuple[tuple[int, bytes, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):  # one a token: a frozen dataclass takes several times as long to make
     """Text that became final: whole UTF-8 characters, never part of a possible stop string.
 
     `tokens` are the ids behind it (several, when a draft was accepted).
