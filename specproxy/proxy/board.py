@@ -89,10 +89,11 @@ class Board:
         target = seen.target if seen.lane else ""  # without a lane it is a name that the client made up
         key = (target, seen.workload.key, seen.lane, seen.strategy, seen.fingerprint)
         cell = self.cells.get(key)
-        if cell is None and len(self.cells) < MAX_CELLS:
+        if cell is None:
+            if len(self.cells) >= MAX_CELLS:  # many set-ups later: the one that was not used for longest goes
+                del self.cells[min(self.cells, key=lambda known: self.cells[known].last_at)]
             cell = self.cells[key] = Cell()
-        if cell is not None:
-            cell.add(seen)
+        cell.add(seen)
         self._recent.append(_recent_row(seen, decision))
 
     def recall(self, seen: Iterable[Observation]) -> None:

@@ -198,10 +198,12 @@ def test_metrics_are_a_view_of_the_board() -> None:
     assert value("specproxy_spec_decode_num_accepted_tokens_total") == 7
     assert value("specproxy_time_to_first_token_seconds_bucket", 'le="0.025"') == 0
     assert value("specproxy_time_to_first_token_seconds_bucket", 'le="0.05"') == 1
-    assert value("specproxy_time_per_output_token_seconds_count") == 1
-    assert value("specproxy_time_per_output_token_seconds_sum") == pytest.approx(0.01)
+    assert value("specproxy_request_time_per_output_token_seconds_count") == 1
+    assert value("specproxy_request_time_per_output_token_seconds_sum") == pytest.approx(0.01)
     assert by_set[frozenset(["specproxy_lane_up", 'lane="plain"', 'model="m.gguf"', 'strategy="plain"'])] == 1
     assert (
-        by_set[frozenset(["specproxy_requests_running", 'lane="ngram"', 'model="m.gguf"', 'strategy="ngram"'])]
+        by_set[
+            frozenset(["specproxy_num_requests_running", 'lane="ngram"', 'model="m.gguf"', 'strategy="ngram"'])
+        ]
         == 2
     )
