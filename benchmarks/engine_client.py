@@ -33,13 +33,21 @@ def header(strategy: str) -> dict[str, str]:
     return {STRATEGY_HEADER: strategy}
 
 
-def ask(port: int, prompt: str, tokens: int, headers: Mapping[str, str] | None = None) -> Reply:
-    """Stream one greedy completion.
+def ask(
+    port: int, prompt: str, tokens: int, headers: Mapping[str, str] | None = None, **fields: object
+) -> Reply:
+    """Stream one greedy completion; `fields` go into the request's body.
 
     Raises:
         SystemExit: the server answers with an error.
     """
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+    body = {
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    } | fields
     started = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     sent = {"Content-Type": "application/json"} | dict(headers or {})

