@@ -12,7 +12,7 @@ WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-embedded test test-unit lint format clean \
-	chaos bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify conformance
+	chaos bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify bench-page conformance
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ bench-verify: $(BASE) ## What verify finds on a real model, and how often it is 
 
 conformance: $(BASE) ## The same requests directly and through the proxy, compared byte for byte (3 minutes)
 	@$(RUN) -m benchmarks.conformance
+
+bench-page: $(BASE) ## The page: size, first paint with 10,000 decisions stored, cost of keeping it live
+	@$(RUN) -m benchmarks.bench_page
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
