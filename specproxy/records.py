@@ -394,6 +394,14 @@ class Observation:
         """Accepted / drafted tokens, or None where nothing was drafted or reported."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that a decoding step brought on average, or None where accepted guesses were not counted."""
+        decoded = self.output_tokens - 1
+        if not self.draft_tokens or not 0 <= self.accepted_tokens < decoded:
+            return None
+        return decoded / (decoded - self.accepted_tokens)
+
 
 # --- the side channel between engine and learner -------------------------------------------------
 

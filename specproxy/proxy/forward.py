@@ -34,7 +34,8 @@ from specproxy.proxy.rename import Renamer
 from specproxy.proxy.router import Router, Ticket
 from specproxy.proxy.splice import splice
 from specproxy.proxy.tap import Tap
-from specproxy.records import Dialect, Lane, Outcome, RequestFacts
+from specproxy.proxy.text_replay import Heard, TextReplayer
+from specproxy.records import Dialect, Lane, Observation, Outcome, RequestFacts
 
 __all__ = ["Call", "Forwarder", "Limits", "status_for"]
 
@@ -73,11 +74,14 @@ class Forwarder:
     gives, by lane, workload and request id, what the engine is told about a request's workload.
     """
 
-    def __init__(self, router: Router, tasks: Tasks, limits: Limits) -> None:
+    def __init__(
+        self, router: Router, tasks: Tasks, limits: Limits, replayer: TextReplayer | None = None
+    ) -> None:
         self.limits = limits
         self.capture: Callable[[str, bytes], None] | None = None
         self.priors: Callable[[Lane, str, str], bytes] | None = None
         self._router = router
+        self._replayer = replayer
         self._tasks = tasks
 
     async def forward(self, call: Call) -> None:
@@ -136,12 +140,15 @@ class Forwarder:
         del facts  # holds the prompt
         if self.capture is not None and not call.inbound.private:
             self.capture(call.target.partition("?")[0], body)
-        await self._observed(call, ticket, partial(self._try_lanes, call, ticket, body, early))
+        await self._observed(call, ticket, partial(self._try_lanes, call, ticket, body, early), body)
 
     async def _observed(
-        self, call: Call, ticket: Ticket, run: Callable[[list[Attempt]], Awaitable[None]]
+        self, call: Call, ticket: Ticket, run: Callable[[list[Attempt]], Awaitable[None]], body: bytes = b""
     ) -> None:
-        """Run a request and make its one Observation, whatever becomes of it; `run` lists its attempts."""
+        """Run a request and make its one Observation, whatever becomes of it; `run` lists its attempts.
+
+        `body` is the request's, where it was read.
+        """
         tried: list[Attempt] = []
         outcome: Outcome | None = Outcome.CLIENT_GONE
         status = 0
@@ -158,7 +165,11 @@ class Forwarder:
                 outcome = Outcome.TRUNCATED  # we are being shut down
             raise
         finally:
-            self._conclude(call, ticket, tried[-1] if tried else None, outcome, status)
+            attempt = tried[-1] if tried else None
+            seen = self._conclude(call, ticket, attempt, outcome, status)
+            tap = attempt.tap if attempt is not None else None
+            if self._replayer is not None and tap is not None and tap.held and call.dialect is not None:
+                self._replayer.offer(Heard(seen, call.dialect, body, tap.held))
 
     def _begin_early(self, call: Call, body: bytes, backend: Backend, lane: Lane) -> Attempt:
         """Send a request to the only lane before its kind is worked out: the server starts meanwhile."""
@@ -200,7 +211,8 @@ class Forwarder:
         )
         renamed = lane.upstream_model and ticket.model and lane.upstream_model != ticket.model
         renamer = Renamer(lane.upstream_model or "", ticket.model) if renamed else None
-        attempt = self._tapped(call, ticket, hold_errors=hold_errors, renamer=renamer)
+        hold = self._replayer.hold(ticket, body) if self._replayer is not None else 0
+        attempt = self._tapped(call, ticket, hold_errors=hold_errors, renamer=renamer, hold=hold)
         attempt.begin(partial(ticket.backend.open, upstream, lane))
         return attempt
 
@@ -208,24 +220,30 @@ class Forwarder:
         return self.priors(ticket.lane, ticket.workload.key, ticket.id) if self.priors is not None else b""
 
     def _tapped(
-        self, call: Call, ticket: Ticket, *, hold_errors: bool = False, renamer: Renamer | None = None
+        self,
+        call: Call,
+        ticket: Ticket,
+        *,
+        hold_errors: bool = False,
+        renamer: Renamer | None = None,
+        hold: int = 0,
     ) -> Attempt:
         """An attempt whose reply is read and explained."""
         return Attempt(
             call.response,
-            tap=self._tap(call, ticket.lane),
+            tap=self._tap(call, ticket.lane, hold),
             extra=_explain(ticket, perf_counter()),
             hold_errors=hold_errors,
             renamer=renamer,
         )
 
-    def _tap(self, call: Call, lane: Lane) -> Tap:
+    def _tap(self, call: Call, lane: Lane, hold: int = 0) -> Tap:
         per_event = self._router.tokens_per_event(lane)
-        return Tap(call.dialect, tokens_per_event=per_event, started=perf_counter())
+        return Tap(call.dialect, tokens_per_event=per_event, started=perf_counter(), hold=hold)
 
     def _conclude(
         self, call: Call, ticket: Ticket, attempt: Attempt | None, outcome: Outcome | None, status: int
-    ) -> None:
+    ) -> Observation:
         """Make the request's one Observation. `outcome` is None where the reply itself tells it."""
         now = perf_counter()
         status = call.response.status_sent or status
@@ -237,7 +255,7 @@ class Forwarder:
             else:
                 outcome = Outcome.COMPLETE if reply is not None and reply.complete else Outcome.TRUNCATED
         events = tap.content_events if tap is not None else 0
-        self._router.finish(ticket, outcome, now=now, status=status, reply=reply, events=events)
+        return self._router.finish(ticket, outcome, now=now, status=status, reply=reply, events=events)
 
     # --- passed on unread ---
 

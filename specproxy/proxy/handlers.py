@@ -21,6 +21,7 @@ from specproxy.proxy.headers import read_inbound
 from specproxy.proxy.inbound import ClientRequest, HeaderView
 from specproxy.proxy.queueing import FairQueue
 from specproxy.proxy.router import Router
+from specproxy.proxy.text_replay import TextReplayer
 from specproxy.records import Lane
 
 __all__ = ["ADMIN_PREFIX", "AdminReply", "AdminRoutes", "Handlers", "origin_form"]
@@ -65,7 +66,8 @@ class Handlers:
     """Answers every request that arrives.
 
     `guard` raises RequestError for a request that may not be served, and returns whether Authorization is ours.
-    `reader` gives the Origin of a page that may read the answer, None where there is none.
+    `reader` gives the Origin of a page that may read the answer, None where there is none. `replayer` hears
+    finished requests.
     """
 
     def __init__(
@@ -76,10 +78,11 @@ class Handlers:
         guard: Callable[[Mapping[str, str]], bool] | None = None,
         reader: Callable[[Mapping[str, str]], str | None] | None = None,
         limits: Limits | None = None,
+        replayer: TextReplayer | None = None,
     ) -> None:
         self._tasks = Tasks()
         self._router = router
-        self._forwarder = Forwarder(router, self._tasks, limits or Limits())
+        self._forwarder = Forwarder(router, self._tasks, limits or Limits(), replayer)
         self._admin = admin
         self._guard = guard
         self._reader = reader

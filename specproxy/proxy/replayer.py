@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import structlog
 
@@ -18,7 +19,7 @@ from specproxy.records import Decision, EngineReport, Lane, LaneStatus, Observat
 from specproxy.strategies.drafters.ngram import NgramDrafter
 from specproxy.strategies.replay import ReplayResult, replay
 
-__all__ = ["Replayer", "TakesReplays"]
+__all__ = ["ReplayAccount", "Replayer", "TakesReplays"]
 
 WAITING = 64  # requests that may wait for their replay
 ENGINE_NGRAM_MAX, ENGINE_NGRAM_MIN = 8, 3  # the engine's defaults: longest draft, shortest match
@@ -29,9 +30,47 @@ log = structlog.get_logger("specproxy")
 class TakesReplays(Protocol):
     """The part of a policy that replay teaches."""
 
-    def learn_replay(self, lane: Lane, observation: Observation, result: ReplayResult) -> None:
-        """Take in what a lane's drafter would have done on a finished request."""
+    def learn_replay(
+        self, lane: Lane, observation: Observation, result: ReplayResult, source: str = "ids"
+    ) -> None:
+        """Take in what a lane's drafter would have done on a finished request; `source` says from what."""
         ...
+
+
+@dataclass(slots=True)
+class ReplayAccount:
+    """How many requests were replayed, and how well that agrees with what lanes counted themselves.
+
+    `off` sums |replayed / counted tokens a step - 1| over the `compared` requests: those that ran on the lane
+    that was replayed, where that lane counts what it drafts.
+    """
+
+    replayed: int = 0
+    left_out: int = 0
+    compared: int = 0
+    off: float = 0.0
+    _counting: set[str] = field(default_factory=set)  # lanes that have counted a draft
+
+    def note(self, lane: Lane, seen: Observation, result: ReplayResult) -> None:
+        """A request was replayed on a lane."""
+        self.replayed += 1
+        if lane.id != seen.lane or lane.fingerprint != seen.fingerprint:
+            return
+        if seen.draft_tokens:
+            self._counting.add(lane.id)
+        if lane.id in self._counting and seen.output_tokens > 1:
+            self.compared += 1
+            self.off += abs(result.tokens_per_step / (seen.tokens_per_step or 1.0) - 1.0)
+
+    def json(self) -> dict[str, Any]:
+        """As JSON-serialisable data."""
+        error = self.off / self.compared if self.compared else None
+        return {
+            "replayed": self.replayed,
+            "left_out": self.left_out,
+            "compared": self.compared,
+            "error": error,
+        }
 
 
 class Replayer:
@@ -42,6 +81,7 @@ class Replayer:
         lanes: the engine's lanes now.
         policy: what is taught.
         learn: is told every report, for the engine's own sake.
+        account: where it is counted.
     """
 
     def __init__(
@@ -50,11 +90,13 @@ class Replayer:
         lanes: Callable[[], Sequence[LaneStatus]],
         policy: TakesReplays,
         learn: Callable[[Observation, EngineReport], None] = lambda *_: None,
+        account: ReplayAccount | None = None,
     ) -> None:
         self._fetch = fetch
         self._lanes = lanes
         self._policy = policy
         self._learn = learn
+        self._account = account or ReplayAccount()
         self._waiting: asyncio.Queue[Observation] = asyncio.Queue(WAITING)
 
     def __call__(self, seen: Observation, decision: Decision | None) -> None:
@@ -85,4 +127,5 @@ class Replayer:
             drafter = NgramDrafter(min_n=ENGINE_NGRAM_MIN)
             longest = lane.strategy.n_max or ENGINE_NGRAM_MAX
             result = await asyncio.to_thread(replay, report.prompt_ids, report.output_ids, drafter, longest)
+            self._account.note(lane, seen, result)
             self._policy.learn_replay(lane, seen, result)

@@ -34,11 +34,12 @@ from specproxy.proxy.headers import PIN_HEADER
 from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.recorder import HeldPolicy, Recorder
 from specproxy.proxy.reload import Changes, Reloader, compare
-from specproxy.proxy.replayer import Replayer
+from specproxy.proxy.replayer import ReplayAccount, Replayer
 from specproxy.proxy.router import Router
 from specproxy.proxy.server import ServerLimits
 from specproxy.proxy.status import Believe, board_json, lane_json
-from specproxy.records import Candidate, Decision, Health, LaneStatus, Situation, TempBucket, Workload
+from specproxy.proxy.text_replay import TextReplayer
+from specproxy.records import Candidate, Decision, Health, Lane, LaneStatus, Situation, TempBucket, Workload
 from specproxy.store import Store, StoreWriter, open_store
 from specproxy.strategies.base import Policy
 from specproxy.strategies.cost import LaneFacts
@@ -87,6 +88,8 @@ class Service:
             primary=self._fleet.primary,
             quarantine=self._quarantine,
         )
+        self._replays = ReplayAccount()
+        self._replayer = TextReplayer(self.router, self.policy, self._replays, exact=self._in_engine)
         self._writer: StoreWriter | None = None
         self._recorder: Recorder | None = None
         self._memory: EngineMemory | None = None
@@ -120,9 +123,10 @@ class Service:
             self._memory = memory
             assert self._server is not None
             self._server.handlers.advise(memory.header)
-            replayer = Replayer(engine.report, engine.lanes, self.policy, memory.learn)
+            replayer = Replayer(engine.report, engine.lanes, self.policy, memory.learn, self._replays)
             self.router.on_observation(replayer)
             self._tasks.spawn(replayer.run(), name="replay")
+        self._tasks.spawn(self._replayer.run(), name="replay texts")
         self._tasks.spawn(self._save_regularly(), name="save statistics")
         self._tasks.spawn(self._watch_lanes(), name="watch lanes")
         self._is_up = True
@@ -191,7 +195,11 @@ class Service:
 
     async def _listen(self) -> None:
         handlers = Handlers(
-            self.router, admin=Admin(self, self._guard), guard=self._guard.check, reader=self._guard.reader
+            self.router,
+            admin=Admin(self, self._guard),
+            guard=self._guard.check,
+            reader=self._guard.reader,
+            replayer=self._replayer,
         )
         handlers.capture(self._capture.offer)
         self._server = ProxyServer(handlers)
@@ -306,9 +314,15 @@ class Service:
             "quarantine": self._quarantine.dump()["sentences"],
             "engine": self._memory.json(self.board.rows(frozenset(now))) if self._memory is not None else [],
             "learning_curve": self.policy.curves(),
+            "replay": self._replays.json(),
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
             "restart_needed": list(self._waiting),
         }
+
+    def _in_engine(self, lane: Lane) -> bool:
+        """Whether a lane is the engine's, which gives its tokens away itself."""
+        engine = self._fleet.engine
+        return engine is not None and lane.backend == engine.name
 
     def _believe(self, lanes: Sequence[LaneStatus]) -> Believe:
         """What the policy believes of each lane now, by target and workload, as a function of these."""

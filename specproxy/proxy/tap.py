@@ -2,7 +2,8 @@
 
 The tap sees the very bytes that go to the client and changes nothing. It runs for every event of every stream,
 so an event is parsed only if it holds a key that promises figures or an end; all others cost a few searches.
-Memory is constant: events longer than `split.EVENT_LIMIT` and documents are kept by their end only.
+Memory is constant: events longer than `split.EVENT_LIMIT` and documents are kept by their end only. A reply
+that is to be replayed is held as it came, up to a limit.
 """
 
 from __future__ import annotations
@@ -90,10 +91,16 @@ class Tap:
 
     `tokens_per_event` is what a content event counts where the stream tells no usage; the caller learns it.
     `now` is any monotonic clock, in seconds; `started` is when the request was sent, None if that is not known.
+    `hold` is how many bytes of a body may be held for `held`; a longer one is let go.
     """
 
     def __init__(
-        self, dialect: Dialect | None, *, tokens_per_event: float = 1.0, started: float | None = None
+        self,
+        dialect: Dialect | None,
+        *,
+        tokens_per_event: float = 1.0,
+        started: float | None = None,
+        hold: int = 0,
     ) -> None:
         self._dialect = dialect
         self._tokens_per_event = tokens_per_event
@@ -110,6 +117,13 @@ class Tap:
         self._done_at: float | None = None
         self._error = False
         self._several = False
+        self._hold = hold
+        self._held: list[bytes] = []
+
+    @property
+    def held(self) -> tuple[bytes, ...]:
+        """The body as it came; empty if it was not to be held, is too long, or cannot be read."""
+        return tuple(self._held)
 
     @property
     def content_events(self) -> int:
@@ -144,6 +158,8 @@ class Tap:
                 self._first_at = now
             return
         data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if self._hold:
+            self._keep(data)
         if self._splitter is None:
             self._document.feed(data)
         else:
@@ -160,6 +176,12 @@ class Tap:
         return self._conclude()
 
     # --- reading ---------------------------------------------------------------------------------
+
+    def _keep(self, data: bytes) -> None:
+        self._hold = max(0, self._hold - len(data))
+        self._held.append(data)
+        if not self._hold:
+            self._held.clear()
 
     def _events_of(self, events: list[bytes], now: float) -> None:
         """Look at events that were completed by one read; most reads hold no figures and no end."""

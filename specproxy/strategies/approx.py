@@ -3,8 +3,9 @@
 Where the server's tokens can't be had, text is cut into pieces about as long as tokens: a space with up to
 six letters, single digits, short runs of punctuation. An n-gram drafter finds nearly the same repeats in
 pieces as in tokens. On 112 answers of nine kinds by SmolLM2 (1.0 tokens a piece on average) the replayed log
-time ratio was off by 0.005 on average, with a standard deviation of 0.06 against 0.29 between requests; on
-other vocabularies `Calibration` finds out, wherever both kinds of replay are at hand.
+time ratio was off by 0.005 on average, with a standard deviation of 0.06 against 0.29 between requests. On
+other vocabularies, and where a text is cut into tokens again after the fact, `Calibration` finds out from
+requests that ran on the lane itself.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Calibration", "pieces"]
+__all__ = ["REPLAY_SOURCES", "Calibration", "pieces"]
 
 _PIECE = re.compile(r" ?[^\W\d_]{1,6}|\d| ?[^\w\s]{1,3}|\s+(?!\S)|\s+|_")
 
 _PRIOR_N = 10.0  # comparisons' worth of belief in no bias and in the prior spread
-_PRIOR_SD = 0.10
 _MEMORY = 300.0
+
+REPLAY_SOURCES = {"tokens": 0.03, "pieces": 0.10}
+"""What is replayed where the ids that were emitted can't be had, with the standard deviation that its
+ln(steps a token) is thought to have before anything was compared: ``tokens``, the text cut into tokens again by
+the server; ``pieces``, see above."""
 
 
 def pieces(*texts: str) -> tuple[list[int], ...]:
@@ -31,17 +36,19 @@ def pieces(*texts: str) -> tuple[list[int], ...]:
 
 @dataclass(slots=True)
 class Calibration:
-    """How replay over pieces compares with exact replay of the same requests, in ln(time ratio).
+    """How approximate replay compares with what a lane really did on the same requests, in ln(steps a token).
 
-    One for each target, since it depends on the vocabulary.
+    One for each lane and source, since it depends on the vocabulary and on the server's drafter. `prior_sd` is
+    the spread that is expected at first.
     """
 
+    prior_sd: float = 0.10
     n: float = 0.0
     mean: float = 0.0
     squares: float = 0.0  # Σ squared deviation
 
     def learn_one(self, exact: float, approximate: float) -> None:
-        """Take in a request that was replayed both ways."""
+        """Take in a request of which both are known."""
         keep = 1.0 - 1.0 / _MEMORY if self.n >= _MEMORY else 1.0
         self.n, self.squares = self.n * keep + 1.0, self.squares * keep
         step = (exact - approximate) - self.mean
@@ -56,11 +63,7 @@ class Calibration:
     def sd(self) -> float:
         """Standard deviation of a corrected value around the exact one."""
         bias = self.mean**2 * self.n * _PRIOR_N / (self.n + _PRIOR_N)
-        return math.sqrt((self.squares + bias + _PRIOR_N * _PRIOR_SD**2) / (self.n + _PRIOR_N))
-
-    def weight(self, variance: float) -> float:
-        """Weight (0 to 1) of an approximate value beside an exact one whose variance is `variance`."""
-        return variance / (variance + self.sd**2)
+        return math.sqrt((self.squares + bias + _PRIOR_N * self.prior_sd**2) / (self.n + _PRIOR_N))
 
     def dump(self) -> dict[str, Any]:
         """State as JSON-serialisable data."""

@@ -8,6 +8,7 @@ is drawn by Thompson sampling, in exact choice probabilities (`thompson`).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -219,24 +220,27 @@ class Learner:
         model.speed.warm()
 
     def learn_replay(
-        self, lane: Lane, observation: Observation, result: ReplayResult, weight: float = 1.0
+        self, lane: Lane, observation: Observation, result: ReplayResult, source: str = "ids"
     ) -> None:
         """Take in what a lane's n-gram drafter would have done on a finished request, on whatever lane it ran.
 
         To be called after `learn_one`. If the request ran on that very lane, the replay teaches what the
-        lane's steps really cost instead. `weight` (0 to 1] says how far the replay is to be trusted, below 1
-        if its token ids are approximate.
+        lane's steps really cost instead. `source` is ``ids`` for the tokens that were emitted, else one of
+        `approx.REPLAY_SOURCES`: how these compare with the truth is learned from what the lane counted.
         """
         if observation.outcome is not Outcome.COMPLETE or observation.repeat or result.tokens < 2:
             return
         model = self.model(observation.target)
-        if arm_key(lane.fingerprint, lane.strategy.name) == arm_key(
-            observation.fingerprint, observation.strategy
-        ):
+        key = arm_key(lane.fingerprint, lane.strategy.name)
+        fit = model.fit(key, source)
+        if key == arm_key(observation.fingerprint, observation.strategy):
+            counted = observation.tokens_per_step
+            if fit is not None and counted is not None:
+                fit.learn_one(-math.log(counted), -math.log(result.tokens_per_step))
             if not observation.load_s:
-                model.speed.calibrate_replay(lane, observation, result)
+                model.speed.calibrate_replay(lane, observation, result, fit)
         else:
-            model.speed.learn_replay(lane, observation.workload, result, weight)
+            model.speed.learn_replay(lane, observation.workload, result, fit)
         model.speed.warm()
 
     def discount(self, fingerprint: str, factor: float, kind: str | None = None) -> None:

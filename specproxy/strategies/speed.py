@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from specproxy.records import Lane, Observation, Strategy, Workload
+from specproxy.strategies.approx import Calibration
 from specproxy.strategies.cost import LaneFacts, draft_cost, log_prior, step_cost
 from specproxy.strategies.level import Features, Level, LoadEffect, features
 from specproxy.strategies.posterior import Arm, Belief, Cell, Scales, student_weight
@@ -200,16 +201,25 @@ class SpeedModel:
         self.recent.setdefault(key, deque(maxlen=_RECENT)).append(entry)
         return Sample(None if jumped else y, outlier and not jumped)
 
-    def learn_replay(self, lane: Lane, workload: Workload, result: ReplayResult, weight: float) -> None:
-        """Take in what a lane's drafter would have done on a request that ran elsewhere."""
+    def learn_replay(
+        self, lane: Lane, workload: Workload, result: ReplayResult, fit: Calibration | None
+    ) -> None:
+        """Take in what a lane's drafter would have done on a request that ran elsewhere.
+
+        `fit` says how approximate replays of its sort compare with the truth, None for an exact one.
+        """
         cell = cell_of(workload)
         nominal, share = self.replayed_ratio(lane, result)
         arm = self.arm(arm_key(lane.fingerprint, lane.strategy.name), lane.strategy.name)
-        variance = arm.scales.variance(result.tokens, weight)
+        variance = arm.scales.variance(result.tokens)
+        if fit is not None:
+            nominal, variance = fit.correct(nominal), variance + fit.sd**2
         prior = self.prior(lane.id, lane.strategy, cell)
         arm.learn_replay(cell, prior, nominal, share, variance, result.tokens)
 
-    def calibrate_replay(self, lane: Lane, seen: Observation, result: ReplayResult) -> None:
+    def calibrate_replay(
+        self, lane: Lane, seen: Observation, result: ReplayResult, fit: Calibration | None
+    ) -> None:
         """Compare a request that ran on a lane with its replay, to learn what the lane's steps really cost."""
         tpt = seen.time_per_token
         if tpt is None:
@@ -220,6 +230,8 @@ class SpeedModel:
         key = arm_key(lane.fingerprint, lane.strategy.name)
         ratio = math.log(tpt) - level - self.load_effect(key).expect(x)
         variance = _STEP.variance(seen.output_tokens, seen.weight) + level_var
+        if fit is not None:
+            nominal, variance = fit.correct(nominal), variance + fit.sd**2
         self.arm(key, lane.strategy.name).recalibrate(ratio, nominal, share, variance)
 
     def replayed_ratio(self, lane: Lane, result: ReplayResult) -> tuple[float, float]:

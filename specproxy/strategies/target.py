@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specproxy.records import Lane
+from specproxy.strategies.approx import REPLAY_SOURCES, Calibration
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.curve import Curve
 from specproxy.strategies.gate import Ledger
@@ -26,7 +27,7 @@ class TargetModel:
     `tested` maps (workload, arm) to the ledger's plain time when the arm last ran on it. `pool` is the account
     of all workloads together, which pays for loads. `movable` are the lanes of each backend under reload
     control that the last decision saw, `fixed` the others; `worth` is what `switching.future_costs` found for
-    the former.
+    the former. `fits` say by arm and source how far approximate replays are to be believed.
     """
 
     speed: SpeedModel
@@ -40,6 +41,7 @@ class TargetModel:
     movable: dict[str, tuple[Lane, ...]] = field(default_factory=dict)
     fixed: tuple[Lane, ...] = ()
     worth: dict[str, float] = field(default_factory=dict)
+    fits: dict[tuple[str, str], Calibration] = field(default_factory=dict)
 
     @classmethod
     def new(cls, settings: LearnerSettings, facts: Mapping[str, LaneFacts]) -> TargetModel:
@@ -53,6 +55,12 @@ class TargetModel:
             found = self.ledgers[workload] = Ledger()
         return found
 
+    def fit(self, arm: str, source: str) -> Calibration | None:
+        """How replays from a source compare with the truth on an arm; None for exact ones (`ids`)."""
+        if source not in REPLAY_SOURCES:
+            return None
+        return self.fits.setdefault((arm, source), Calibration(REPLAY_SOURCES[source]))
+
     def dump(self) -> dict[str, Any]:
         """State as JSON-serialisable data."""
         return {
@@ -65,6 +73,7 @@ class TargetModel:
             "pool": self.pool.dump(),
             "curve": self.curve.dump(),
             "worth": dict(self.worth),
+            "fits": [[*key, fit.dump()] for key, fit in self.fits.items()],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -78,3 +87,7 @@ class TargetModel:
         self.pool = Ledger.restored(state["pool"])
         self.curve = Curve.restored(state["curve"])
         self.worth = {str(lane): float(seconds) for lane, seconds in state["worth"].items()}
+        self.fits = {}
+        for arm, source, entry in state.get("fits", ()):
+            if (fit := self.fit(str(arm), str(source))) is not None:
+                fit.load(entry)

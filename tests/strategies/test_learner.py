@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from specproxy.records import Outcome, Situation, TempBucket, Workload
+from specproxy.records import Observation, Outcome, Situation, TempBucket, Workload
 from specproxy.strategies.base import Policy
 from specproxy.strategies.learner import Learner
+from specproxy.strategies.replay import ReplayResult
+from specproxy.strategies.speed import arm_key
 from tests.strategies.world import LOSING, MIXED, lane, observe, ready, simulate
 
 CODE = Workload("code", TempBucket.COOL)
@@ -140,3 +146,56 @@ def test_a_deficit_may_be_worked_off() -> None:
     assert next(c.note for c in decision.candidates if c.lane == "mtp") == "held back by the gate"
     learner.model("t").ledger(CODE.key).loss = 600.0
     assert learner.choose(situation, rng).lane.id == "plain"
+
+
+def replayed(tokens: int, steps: int) -> ReplayResult:
+    """A replay in which every step with a draft took in three of four guesses."""
+    drafts = (tokens - steps) // 3
+    return ReplayResult(tokens, steps, 4 * drafts, 3 * drafts, (steps - drafts, 0, 0, 0, drafts), (), (), 0)
+
+
+@pytest.mark.parametrize("source", ["tokens", "pieces"])
+def test_approximate_replays_are_held_against_what_was_counted(source: str) -> None:
+    """Where the lane's own requests show that such replays promise too much, they are corrected; exact ones are
+    taken at their word."""
+    learner, told = Learner(), {}
+    plain, ngram = lane("plain"), lane("ngram")
+    base = Observation(
+        "r", 1.0, CODE, plain.id, "plain", plain.fingerprint, plain.target, Outcome.COMPLETE,
+        output_tokens=100, decode_s=2.0, prompt_tokens=50, prefill_s=0.1,
+    )  # fmt: skip
+    for _ in range(5):
+        learner.learn_one(base)
+    model = learner.model("t")
+    key = arm_key(ngram.fingerprint, "ngram")
+    own = replace(
+        base,
+        lane=ngram.id,
+        strategy="ngram",
+        fingerprint=ngram.fingerprint,
+        draft_tokens=60,
+        accepted_tokens=40,
+    )
+    for _ in range(40):
+        learner.learn_replay(ngram, own, replayed(99, 39), source)  # 59 steps were counted
+    fit = model.fit(key, source)
+    assert fit is not None
+    assert fit.correct(0.0) == pytest.approx(math.log(59 / 39), rel=0.25)
+    for kind in ("ids", source):
+        other = Learner()
+        other.load(json.loads(json.dumps(learner.dump())))
+        for _ in range(10):
+            other.learn_replay(ngram, base, replayed(99, 39), kind)
+        told[kind] = other.model("t").speed.belief(ngram, ("code", "cool")).mean
+    assert told[source] > told["ids"] + 0.1
+
+
+def test_damaged_fits_are_refused() -> None:
+    """How far replays are to be believed is state like any other."""
+    learner = Learner()
+    learner.model("t").fit("arm", "tokens")
+    state = json.loads(json.dumps(learner.dump()))
+    Learner().load(state)
+    state["targets"]["t"]["fits"][0][2] = {}
+    with pytest.raises(ValueError, match="damaged"):
+        Learner().load(state)
