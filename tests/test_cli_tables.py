@@ -182,3 +182,13 @@ def test_durations(seconds: float, text: str) -> None:
 def test_sizes() -> None:
     """MiB below a GiB; nothing for nothing."""
     assert [size(0), size(5 * 2**20), size(3 * 2**29)] == ["–", "5 MiB", "1.5 GiB"]
+
+
+def test_what_pictures_could_gain_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each model and kind of media; none where there were no such requests."""
+    told = {"target": "m", "media": "images", "requests": 3, "prefill_share": 0.8, "most_gain": 1.25}
+    print_status(status() | {"media": [told]})
+    line = "m, 3 requests with images: 80% of their time is the prompt; decoding faster gains 1.25× at most"
+    assert line in " ".join(capsys.readouterr().out.split())
+    print_status(status())
+    assert "requests with" not in capsys.readouterr().out

@@ -39,6 +39,17 @@ def print_status(data: Row, *, by_temperature: bool = False) -> None:
         console.print(legend(data), style="dim")
     else:
         console.print("No request has been measured yet.")
+    for row in data.get("media", ()):
+        console.print(Text(_media_line(row)))
+
+
+def _media_line(row: Row) -> str:
+    """What is known of a model's requests with images or audio."""
+    most = f"; decoding faster gains {row['most_gain']:.2f}× at most" if row["most_gain"] is not None else ""
+    return (
+        f"{row['target']}, {row['requests']} requests with {row['media']}: "
+        f"{row['prefill_share']:.0%} of their time is the prompt{most}"
+    )
 
 
 def _print_head(console: Console, data: Row) -> None:

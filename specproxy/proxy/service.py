@@ -31,6 +31,7 @@ from specproxy.proxy.forward import Limits
 from specproxy.proxy.guard import Guard
 from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.headers import PIN_HEADER
+from specproxy.proxy.media import MediaShare
 from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.recorder import HeldPolicy, Recorder
 from specproxy.proxy.reload import Changes, Reloader, compare
@@ -97,6 +98,8 @@ class Service:
         self._healths: dict[str, Health] = {}
         self._facts: dict[str, LaneFacts] = {}
         self._guard = Guard()
+        self._media = MediaShare()
+        self.router.on_observation(self._media)
         self._capture = Capture(settings.state_dir / CAPTURE_FILE, 0, 0, self._tasks)
         self._waiting: tuple[str, ...] = ()  # settings that were changed and need a restart
 
@@ -311,6 +314,7 @@ class Service:
             "upstreams": [upstream.json() for upstream in self._fleet.upstreams],
             "lanes": [lane_json(s, since, self._fleet.address(s.lane), speeds.get(s.lane.id)) for s in lanes],
             **board,
+            "media": self._media.json(),
             "quarantine": self._quarantine.dump()["sentences"],
             "engine": self._memory.json(self.board.rows(frozenset(now))) if self._memory is not None else [],
             "learning_curve": self.policy.curves(),
