@@ -4,9 +4,11 @@
 
 Every comparison is made in pairs, one request after the other on the same new text, in shuffled order; rounds
 go through all comparisons, so that a slow spell of the machine meets them all alike, and end when the time is
-up. What is shown is the median of the ratios (above 1: the engine is faster) with a bootstrap interval of 90%.
-A second llama-server without speculation, paired with the first, shows what a ratio of equals looks like here.
-The last line is one JSON object, null where nothing was measured; it comes after an interruption too.
+up. Both load their weights in the same way, in the same environment; `shipped` is a llama-server with its own
+defaults, which maps the file. What is shown is the median of the ratios (above 1: the engine is faster) with a
+bootstrap interval of 90%. A second llama-server without speculation, paired with the first, shows what a ratio
+of equals looks like here. The last line is one JSON object, null where nothing was measured; it comes after an
+interruption too.
 """
 
 from __future__ import annotations
@@ -138,11 +140,15 @@ def bench_calibrated(bench: Bench, program: ServerProgram, pair: CalibratedPair,
         for strategy in STRATEGIES:
             theirs = plain if strategy == "plain" else rival(strategy)
             comparisons.append(Comparison(strategy, (engine, header(strategy)), (theirs, {})))
+        shipped = start_llama_server(program, pair.target, None, "plain", threads=threads, shipped=True)
+        servers.enter_context(shipped)
+        comparisons.append(Comparison("shipped", (engine, header("plain")), (shipped, {})))
         slots = rival("plain", STREAMS)
         prompt = calibrated_prompt(pair)
         for _ in bench.rounds("calibrated"):
-            for comparison in comparisons:  # five of them, four kinds of text: each meets all in turn
+            for comparison in comparisons:
                 bench.pair(comparison, prompt)
+            next(bench.numbers)  # seven a round, four kinds of text: each comparison meets all in turn
         for comparison in comparisons:
             bench.figures.show(comparison.name)
         all_plain, mixed, bare = [header("plain")] * STREAMS, [header(s) for s in STRATEGIES], [{}] * STREAMS

@@ -16,6 +16,7 @@ __all__ = ["Figures", "Ratio"]
 KEYS = {
     "null": "null",
     "plain": "plain_vs_llama_server",
+    "shipped": "plain_vs_llama_server_as_shipped",
     "ngram": "ngram_vs_llama_server",
     "draft": "draft_vs_llama_server",
     "mtp": "mtp_vs_llama_server",

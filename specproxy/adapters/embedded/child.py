@@ -55,7 +55,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--flash-attn", choices=("on", "off", "auto"), default="auto")
     add("--cache-type-k")
     add("--cache-type-v")
-    for flag in ("no-mmap", "mlock", "no-repack", "no-kv-offload", "no-mtp"):
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--mmap", action="store_true", default=None, help="map the weights (default: as pays)")
+    where.add_argument("--no-mmap", action="store_false", dest="mmap", help="read the weights into memory")
+    for flag in ("mlock", "no-repack", "no-kv-offload", "no-mtp"):
         add(f"--{flag}", action="store_true")
     return parser.parse_args(arguments)
 
@@ -82,7 +85,7 @@ def _options(args: argparse.Namespace) -> EngineOptions:
             gpu_layers=args.n_gpu_layers,
             main_gpu=args.main_gpu,
             tensor_split=args.tensor_split,
-            mmap=not args.no_mmap,
+            mmap=args.mmap,
             mlock=args.mlock,
             repack=not args.no_repack,
         ),

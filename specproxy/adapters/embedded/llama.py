@@ -121,12 +121,15 @@ def nextn_missing() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelParams:
-    """How to load a model file. `gpu_layers` -1 puts all layers on the GPU."""
+    """How to load a model file. `gpu_layers` -1 puts all layers on the GPU.
+
+    With `mmap` the file is mapped, otherwise read into memory; None leaves that to the runtime, and maps here.
+    """
 
     gpu_layers: int = 0
     main_gpu: int = 0
     tensor_split: tuple[float, ...] = ()
-    mmap: bool = True
+    mmap: bool | None = None
     mlock: bool = False
     repack: bool = True
     mtp: bool = False
@@ -151,7 +154,7 @@ class Model:
         raw.use_extra_bufts = params.repack
         raw.vocab_only = params.vocab_only
         raw.load_mtp = params.mtp
-        raw.load_mode = (lib.LLAMA_LOAD_MODE_MMAP if params.mmap else 0) | (
+        raw.load_mode = (lib.LLAMA_LOAD_MODE_MMAP if params.mmap is not False else 0) | (
             lib.LLAMA_LOAD_MODE_MLOCK if params.mlock else 0
         )
         split = (ctypes.c_float * int(lib.llama_max_devices()))(*params.tensor_split)
