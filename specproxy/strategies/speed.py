@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specproxy.records import Lane, Observation, Strategy, Workload
+from specproxy.records import Lane, Observation, Strategy, TempBucket, Workload
 from specproxy.strategies.approx import Calibration
+from specproxy.strategies.classify import KINDS
 from specproxy.strategies.cost import LaneFacts, draft_cost, log_prior, step_cost
 from specproxy.strategies.level import Features, Level, LoadEffect, features
 from specproxy.strategies.posterior import Arm, Belief, Cell, Scales, student_weight
@@ -29,6 +30,7 @@ _OTHERS_KEEP = 0.25  # of other kinds: what has changed on one has probably chan
 _PLAIN_CHECKS = 2
 _DOUBT = 1.0  # surprise of the level at which plain is measured once more
 _RECENT = 24
+_AHEAD = 8  # priors that are worked out ahead after a request
 _OUTLIER = 3.0  # standard deviations above what was believed at which a single request is in doubt
 
 Entry = tuple[Cell, float, float, float, float]
@@ -90,6 +92,7 @@ class SpeedModel:
     plain_checks: int = 0  # times that plain is still to be measured after an alarm
     _priors: dict[tuple[str, str, int | None, Cell], float] = field(default_factory=dict)
     _slots: dict[str, Slot] = field(default_factory=dict, repr=False)
+    _ahead: deque[tuple[Lane, Cell]] = field(default_factory=deque, repr=False)  # priors to be worked out
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -104,6 +107,9 @@ class SpeedModel:
     def forget_priors(self) -> None:
         """Facts have changed: ask the cost model again for cells that were not seen yet."""
         self._priors.clear()
+        self._ahead.clear()
+        for slot in self._slots.values():
+            self._look_ahead(slot.lane)
         for arm in self.arms.values():
             arm.refresh()
 
@@ -252,7 +258,11 @@ class SpeedModel:
             self.plain = key
 
     def warm(self) -> None:
-        """Bring up to date what decisions will look at, after a change."""
+        """Bring up to date what decisions will look at, after a change; and some of what they have not yet
+        asked for, so that the first request of a workload need not wait for the cost model."""
+        for _ in range(min(_AHEAD, len(self._ahead))):
+            lane, cell = self._ahead.popleft()
+            self.prior(lane.id, lane.strategy, cell)
         for arm in self.arms.values():
             arm.warm()
 
@@ -344,7 +354,12 @@ class SpeedModel:
         self.strategies[lane.id] = lane.strategy
         slot = Slot(lane, key, name, lane.strategy.is_plain, self.arm(key, name), self.load_effect(key))
         self._slots[lane.id] = slot
+        self._look_ahead(lane)
         return slot
+
+    def _look_ahead(self, lane: Lane) -> None:
+        if not lane.strategy.is_plain:
+            self._ahead.extend((lane, (kind, str(t))) for kind in KINDS for t in TempBucket)
 
     def _strategy(self, seen: Observation) -> Strategy:
         """The strategy of an observation's lane, with its draft length where the lane was met."""

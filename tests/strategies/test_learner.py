@@ -11,6 +11,8 @@ import pytest
 
 from specproxy.records import Observation, Outcome, Situation, TempBucket, Workload
 from specproxy.strategies.base import Policy
+from specproxy.strategies.classify import KINDS
+from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.learner import Learner
 from specproxy.strategies.replay import ReplayResult
 from specproxy.strategies.speed import arm_key
@@ -66,8 +68,6 @@ def test_the_same_seed_gives_the_same_decisions() -> None:
 )
 def test_samples_that_teach_nothing_about_speed_are_dropped(change: dict[str, object]) -> None:
     """Truncated, loaded, repeated or untimed requests leave every arm as it was."""
-    from dataclasses import replace
-
     learner = Learner()
     for _ in range(5):
         learner.learn_one(observe(lane("plain"), CODE))
@@ -199,3 +199,20 @@ def test_damaged_fits_are_refused() -> None:
     state["targets"]["t"]["fits"][0][2] = {}
     with pytest.raises(ValueError, match="damaged"):
         Learner().load(state)
+
+
+def test_the_first_request_of_a_workload_finds_its_priors_ready() -> None:
+    """The cost model is asked between requests, for every workload there is; new facts are asked for anew."""
+    learner = Learner()
+    situation = Situation(CODE, ready("plain", "mtp"), at=0.0, request_id="1")
+    decision = learner.choose(situation, np.random.default_rng(1))
+    speed = learner.model("t").speed
+    for i in range(200):
+        learner.learn_one(observe(decision, CODE, at=float(i)))
+    wanted = {(kind, str(t)) for kind in KINDS for t in TempBucket}
+    assert {key[-1] for key in speed._priors if key[1] == "mtp"} >= wanted
+    learner.set_facts("mtp", LaneFacts(memory_pressure=True))
+    assert not speed._priors
+    for i in range(200):
+        learner.learn_one(observe(decision, CODE, at=float(i)))
+    assert {key[-1] for key in speed._priors if key[1] == "mtp"} >= wanted
