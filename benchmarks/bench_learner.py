@@ -162,7 +162,7 @@ def _print_cells(console: Console, world: World, outcomes: list[Outcome]) -> Non
 
 
 def decide_times(worlds: list[World]) -> Floats:
-    """Seconds of every choice, median of three runs of each world, with nothing else of the benchmark running."""
+    """Seconds of every choice, median of three runs of each world, nothing else of the benchmark running."""
     streams = [draw_stream(world, REQUESTS, 0) for world in worlds]
     runs = [[play(stream, Learner(), 1, timed=True).decide_s for stream in streams] for _ in range(3)]
     return np.median([np.concatenate(run) for run in runs], axis=0)

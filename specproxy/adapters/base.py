@@ -18,6 +18,7 @@ __all__ = [
     "Backend",
     "Exchange",
     "Headers",
+    "LoadsLanes",
     "ProbeResult",
     "ResponseHead",
     "ServedModel",
@@ -202,4 +203,19 @@ class TellsDrafts(Protocol):
     def take_drafts(self, lane_id: str) -> tuple[int, int]:
         """Tokens drafted and accepted by the request that a lane has just answered; (0, 0) where that is not
         known. Never blocks."""
+        ...
+
+
+@runtime_checkable
+class LoadsLanes(Protocol):
+    """What a backend with lanes under reload control may offer: a load that no request has to wait for."""
+
+    async def load(self, lane: Lane) -> None:
+        """Bring a lane into memory, in the place of another; returns when it is there.
+
+        Cancelling stops waiting, not the load.
+
+        Raises:
+            BackendError: it could not be loaded; what is in memory now, `lanes` says.
+        """
         ...

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from specproxy.adapters.base import Exchange, Headers, ProbeResult, ResponseHead, Sink, UpstreamRequest
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import BackendError, UpstreamClosed
-from specproxy.records import Health, Lane, LaneStatus
+from specproxy.records import Control, Health, Lane, LaneStatus
 
 __all__ = ["FakeBackend", "FakeExchange", "Script", "respond"]
 
@@ -137,6 +137,9 @@ def respond(
 class FakeBackend:
     """A `Backend` whose every exchange runs a script. All exchanges are kept in `exchanges`.
 
+    Of the lanes under reload control the first one is in memory, until a request or `load` (kept in `loads`)
+    brings in another.
+
     A script that raises a BackendError breaks its exchange off with it; one that returns without an end breaks
     off with UpstreamClosed.
     """
@@ -148,7 +151,11 @@ class FakeBackend:
         self.reachable = True
         self.started = False
         self._tasks = Tasks()
+        self.loads: list[str] = []
         self._lanes = {lane.id: LaneStatus(lane, Health.READY) for lane in lanes}
+        first = next((lane for lane in self._movable()), None)
+        if first is not None:
+            self._bring_in(first)
 
     async def start(self) -> None:
         self.started = True
@@ -163,7 +170,15 @@ class FakeBackend:
     async def probe(self) -> ProbeResult:
         return ProbeResult(reachable=self.reachable, kind="fake" if self.reachable else "unknown")
 
+    async def load(self, lane: Lane) -> None:
+        self.loads.append(lane.id)
+        if not self.reachable:
+            raise UpstreamClosed("the fake is away")
+        self._bring_in(lane)
+
     def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
+        if lane.control is Control.RELOAD:
+            self._bring_in(lane)
         exchange = FakeExchange(request, lane, sink)
         self.exchanges.append(exchange)
         exchange.start(self._tasks.spawn(self._run(exchange), name="fake exchange"))
@@ -173,6 +188,14 @@ class FakeBackend:
         await self._tasks.aclose()
         for exchange in self.exchanges:
             exchange.fail(UpstreamClosed("the fake was closed"))
+
+    def _movable(self) -> Iterable[Lane]:
+        return [s.lane for s in self._lanes.values() if s.lane.control is Control.RELOAD]
+
+    def _bring_in(self, lane: Lane) -> None:
+        for other in self._movable():
+            status = self._lanes[other.id]
+            self._lanes[other.id] = dataclasses.replace(status, resident=other.id == lane.id)
 
     async def _run(self, exchange: FakeExchange) -> None:
         try:

@@ -36,6 +36,10 @@ class Load:
         duration = now - stay.since
         return max(1.0, (self._area - stay.area) / duration) if duration > 0 else float(self.in_flight + 1)
 
+    def idle_s(self, now: float) -> float:
+        """For how long nothing has been in flight; 0 while something is."""
+        return 0.0 if self.in_flight else max(0.0, now - self._at)
+
     def _advance(self, now: float) -> None:
         self._area += self.in_flight * max(0.0, now - self._at)
         self._at = now

@@ -14,8 +14,8 @@ __all__ = ["PrefixMemory"]
 class PrefixMemory:
     """What ran where, as hashes under `key` (random by default). No prompt text is kept.
 
-    Lanes of one backend that differ by a request field share its cache. A lane that came up anew has lost its
-    own.
+    Lanes of one backend that differ by a request field share its cache. A lane that came up anew, or was
+    displaced in memory, has lost its own.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -38,6 +38,8 @@ class PrefixMemory:
             return {}
         for status in statuses:
             cache = _cache_of(status.lane)
+            if not status.resident:
+                self._model.forget(cache)
             if self._since.setdefault(cache, status.since) < status.since:
                 self._model.forget(cache)
                 self._since[cache] = status.since

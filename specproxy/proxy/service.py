@@ -31,6 +31,7 @@ from specproxy.proxy.forward import Limits
 from specproxy.proxy.guard import Guard
 from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.headers import PIN_HEADER
+from specproxy.proxy.idle import IdleLoader
 from specproxy.proxy.media import MediaShare
 from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.recorder import HeldPolicy, Recorder
@@ -130,6 +131,8 @@ class Service:
             self.router.on_observation(replayer)
             self._tasks.spawn(replayer.run(), name="replay")
         self._tasks.spawn(self._replayer.run(), name="replay texts")
+        idle = IdleLoader(self.router, self.policy, on_load=self._loaded)
+        self._tasks.spawn(idle.run(), name="loads in idle time")
         self._tasks.spawn(self._save_regularly(), name="save statistics")
         self._tasks.spawn(self._watch_lanes(), name="watch lanes")
         self._is_up = True
@@ -269,6 +272,11 @@ class Service:
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             self._log_lanes()
+
+    def _loaded(self, lane: Lane) -> None:
+        log.info("lane loaded in idle time", lane=lane.id)
+        if self._recorder is not None:
+            self._recorder.event("lane_loaded", "while nothing else was going on", lane.id)
 
     def _log_lanes(self) -> None:
         """Log and record every change of a lane's health."""

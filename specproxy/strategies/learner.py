@@ -130,10 +130,10 @@ class Learner:
     def idle_switch(self, lanes: Sequence[LaneStatus], at: float) -> Lane | None:
         """The lane to load while nothing is going on, or None; then the load itself costs nobody time.
 
-        `lanes` are all lanes of one target. A lane is worth it if the traffic to come would gain by it more
-        than half the load's time, which a wrong guess would cost to undo.
+        `lanes` are all ready lanes of one target, `at` is now. `loaded` is to be told when it was done. A lane
+        is worth it if the traffic to come would gain by it more than half the load's time, which a wrong guess
+        would cost to undo.
         """
-        del at
         model = self.model(lanes[0].lane.target) if lanes else None
         if model is None or not model.traffic.last:
             return None
@@ -141,15 +141,22 @@ class Learner:
         foresee(model, self.settings)
         worth = model.worth
         best: tuple[float, Lane] | None = None
-        for group in model.movable.values():
+        for backend, group in model.movable.items():
             resident = next((s.lane for s in lanes if s.resident and s.lane in group), None)
+            dwell = self._dwells.get(backend)
             if resident is None:
+                continue
+            if dwell is not None and at - dwell.at < self.settings.dwell_loads * resident.load_s:
                 continue
             for lane in group:
                 gain = worth[resident.id] - worth[lane.id]
                 if gain > 0.5 * lane.load_s and (best is None or gain > best[0]):
                     best = gain, lane
         return best[1] if best is not None else None
+
+    def loaded(self, lane: Lane, at: float) -> None:
+        """A lane was brought into memory without a request: it stays for a while, as after any load."""
+        self._dwells[lane.backend] = Dwell(at)
 
     def _pick(self, model: TargetModel, situation: Situation, pricing: Pricing, draw: float) -> _Choice:
         plain, settings = pricing.plain, self.settings
