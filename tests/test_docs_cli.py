@@ -18,11 +18,10 @@ TEXT = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 def options(name: str) -> set[str]:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    params = [param for one in (command, *inner) for param in one.params]
     return {
-        flag
-        for param in command.params
-        for flag in (*param.opts, *param.secondary_opts)
-        if flag.startswith("--")
+        flag for param in params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")
     }
 
 
@@ -33,7 +32,9 @@ def test_every_command_has_a_row_and_no_other() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", rows[1], re.M)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", ["status", "top", "explain", "verify", "logs", "bench", "report", "doctor"])
+@pytest.mark.parametrize(
+    "name", ["status", "top", "explain", "verify", "logs", "bench", "report", "service", "doctor"]
+)
 def test_every_option_is_named(name: str) -> None:
     """Those of commands that this page describes in full."""
     assert options(name) - {"--config"} <= set(re.findall(r"--[a-z][a-z-]+", TEXT))
@@ -41,7 +42,8 @@ def test_every_option_is_named(name: str) -> None:
 
 def test_no_other_option_is_named() -> None:
     """Whatever looks like an option is one."""
-    there = {flag for name in COMMANDS for flag in options(name)} | {"--help"}
+    there = {flag for name in COMMANDS for flag in options(name)}
+    there |= {"--help", "--user"}  # the latter is systemctl's
     assert set(re.findall(r"--[a-z][a-z-]+", TEXT)) <= there
 
 

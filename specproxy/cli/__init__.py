@@ -41,6 +41,7 @@ COMMANDS = {
     "doctor": ("specproxy.cli.doctor", "doctor", "Look at this machine, and say what would help."),
     "init": ("specproxy.cli.init", "init", "Write the files for a model with every lane that it supports."),
     "config": ("specproxy.cli.config", "config", "Check, show or describe the configuration."),
+    "service": ("specproxy.cli.service", "service", "Let the system run the proxy, or stop doing so."),
     "completion": ("specproxy.cli.completion", "completion", "Print a shell completion script."),
     "version": ("specproxy.cli.version", "version", "Print the versions of specproxy and its engines."),
 }

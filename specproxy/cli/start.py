@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -20,7 +20,7 @@ from specproxy.config import EngineChoice, LogSettings, Settings, default_config
 if TYPE_CHECKING:
     from specproxy.logs import LineWriter
 
-__all__ = ["start"]
+__all__ = ["settings_of", "start"]
 
 LOG_FORMATS = get_args(LogSettings.model_fields["format"].annotation)
 LOG_LEVELS = get_args(LogSettings.model_fields["level"].annotation)
@@ -86,9 +86,18 @@ def start(config_path: Path | None, **flags: Any) -> int:
     With a model of your own:      specproxy start --model model.gguf --draft small.gguf
     With neither, the usual ports of Ollama, llama-server and LM Studio are probed.
     """
-    flags["upstream"] = flags["upstream"] or None
-    given = {NESTED.get(name, name): value for name, value in flags.items()}
-    return run(lambda: load(config_path, given), config_path or default_config_path())
+    parameters = flags | {"config_path": config_path}
+    return run(lambda: settings_of(parameters), config_path or default_config_path())
+
+
+def settings_of(parameters: Mapping[str, Any]) -> Settings:
+    """Settings from the parameters of this command, the environment and the file.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    flags = {NESTED.get(name, name): value for name, value in parameters.items() if name != "config_path"}
+    return load(parameters["config_path"], flags | {"upstream": flags["upstream"] or None})
 
 
 def run(read: Callable[[], Settings], path: Path) -> int:
