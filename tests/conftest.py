@@ -5,12 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 
 import pytest
 
 from tests.support.browser import BROWSER
 
+BIN = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", "")))
+
 NEEDS = {
+    "linters": lambda: shutil.which("hadolint", path=BIN) and shutil.which("compose-lint", path=BIN),
+    "nginx": lambda: shutil.which("nginx", path=f"{BIN}:/usr/sbin"),
     "engine": lambda: shutil.which("llama-server") or importlib.util.find_spec("xllamacpp"),
     "browser": lambda: BROWSER,
     "embedded": lambda: importlib.util.find_spec("llama_cpp"),

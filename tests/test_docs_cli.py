@@ -20,9 +20,7 @@ def options(name: str) -> set[str]:
     assert command is not None
     inner = command.commands.values() if isinstance(command, click.Group) else ()
     params = [param for one in (command, *inner) for param in one.params]
-    return {
-        flag for param in params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")
-    }
+    return {flag for param in params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
 
 
 def test_every_command_has_a_row_and_no_other() -> None:
