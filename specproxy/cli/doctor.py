@@ -37,8 +37,9 @@ def doctor(
 ) -> None:
     """Look at this machine, and say what would help.
 
-    Tells which servers run at the usual ports, what is installed, how much memory there is, and with --model
-    how it could be decoded and which draft models for it are at hand. Nothing is started or changed.
+    Tells which servers run at the usual ports, how each can be controlled and what is known to go wrong with
+    its version, what is installed, how much memory there is, and of --model, or of what a server has loaded,
+    how it could be decoded, which draft models for it are at hand and what fits. Nothing is started or changed.
     """
     from specproxy.cli.diagnosis import diagnose
     from specproxy.proxy.sidecar import USUAL_URLS
@@ -68,7 +69,9 @@ def lines(data: Row) -> Iterator[str]:
         "managed", engines["managed"]
     )
     yield ""
-    yield from map(_server, data["servers"])
+    for server in data["servers"]:
+        yield _server(server)
+        yield from _server_details(server)
     if data["ollama_models"]:
         yield f"Ollama's models on disk: {_some(data['ollama_models'])}"
     if data["model"] is not None:
@@ -101,9 +104,38 @@ def _server(row: Row) -> str:
     )
 
 
+def _server_details(row: Row) -> Iterator[str]:
+    """How it can be controlled, what goes wrong there, and what would fit beside its model."""
+    if not row["reachable"]:
+        return
+    if row.get("gpu_used"):
+        yield f"  Its models take {size(row['gpu_used'])} of GPU memory, by its own account"
+    if row["control"]:
+        yield f"  Control: {row['control']}"
+    yield from (f"  Hazard: {hazard}" for hazard in row["hazards"])
+    if row["path_trouble"] and row["kind"] in ("ollama", "llama-server", "llama-router"):
+        yield f"  Its weights: {row['path_trouble']}"
+
+
+def _fitting(row: Row) -> Iterator[str]:
+    """What of a model fits in memory now."""
+    if row["trouble"]:
+        yield f"  Memory: {row['trouble']}. It is not recommended to run it here: it would swap."
+        return
+    lanes = ", ".join(row["lanes"]) or "none"
+    gpu = f", {size(row['gpu'])} of {size(row['gpu_of'])} on the GPU" if row["gpu_of"] is not None else ""
+    yield f"  Lanes that fit: {lanes} ({size(row['ram'])} of {size(row['ram_of'])} of {row['bound']}{gpu})"
+    yield from (f"  No lane {refused['name']}: {refused['why']}" for refused in row["refused"])
+    if row["ctx"] is not None:
+        full = row["full_ctx"]
+        less = f" of {full} that it was trained for" if full is not None and row["ctx"] < full else ""
+        yield f"  Context: {row['ctx']} tokens{less}"
+
+
 def _model(row: Row) -> Iterator[str]:
     yield f"Model {row['model']}" + ("" if row["path"] == row["model"] else f" ({row['path']})")
     yield from (f"  {fact}" for fact in row["facts"])
+    yield from _fitting(row["fit"])
     if row["draft_trouble"]:
         yield f"  The draft cannot be used: {row['draft_trouble']}"
     yield "  Strategies, and by rule of thumb their speed against plain on edits, JSON and open writing:"
