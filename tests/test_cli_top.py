@@ -53,7 +53,7 @@ def test_it_fits_any_width(width: int) -> None:
     text = drawn(TopView(data(), recent(5)), width)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
-    for part in ("3 in flight", "unhealthy"[: width // 8], "drift ngram: got slower", "Workload", " 101 "):
+    for part in ("3 in flight", "unhealthy", "drift ngram: got slower", "Workload", " 101 "):
         assert part in flat
     assert ("exploit" in flat or "expected" in flat) or width < 76
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -327,6 +328,18 @@ def test_the_command_finds_corrupted_text(
     assert (as_json[0], data["ok"], data["lanes"][1]["verdict"]) == (1, False, "fault")
     assert data["lanes"][1]["forks"][0]["gap"] == pytest.approx(4.9)
     assert {token for _, _, token in server.asked} == {"s3cret"}
+
+
+@pytest.mark.parametrize("columns", [40, 60, 140])
+def test_the_outcome_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """Verdict and faults are readable at any width."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with fake_proxy("no, never") as server:
+        _, out, _ = verify(capsys, server)
+    assert max(map(len, out.splitlines())) <= columns
+    assert re.search(r"^ngram +fault +(\d+ +)?0 +12 +0 *$", out, re.M)
 
 
 def test_looking_only_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,19 +1,20 @@
-"""How status and decisions look on a terminal: readable from 60 columns up, NO_COLOR respected."""
+"""How status and decisions look on a terminal: readable from 40 columns up, NO_COLOR respected."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from specproxy.cli.text import duration, number, percent, size, survey_lines, upstream_line
 
-__all__ = ["lanes_table", "legend", "print_decision", "print_status", "workloads_table"]
+__all__ = ["NARROW", "WIDE", "lanes_table", "legend", "print_decision", "print_status", "workloads_table"]
 
 WIDE = 76  # columns from which intervals and notes have room
+NARROW = 56  # columns below which only the most telling figures have
 HEALTH_STYLE = {
     "ready": "green",
     "starting": "yellow",
@@ -87,50 +88,62 @@ def _table(*columns: tuple[str, str]) -> Table:
     return table
 
 
-def lanes_table(lanes: list[Row], width: int) -> Table:
-    """Each lane with its health, for a terminal `width` columns wide."""
-    columns = [
+def lanes_table(lanes: list[Row], width: int) -> RenderableType:
+    """Each lane with its health, for a terminal `width` columns wide; notes stand below where it is narrow."""
+    wide, narrow = width >= WIDE, width < NARROW
+    table = _table(
         ("Lane", "left"),
-        ("Strategy", "left"),
+        *([] if narrow else [("Strategy", "left")]),
         ("Health", "left"),
-        ("Memory", "right"),
+        *([] if narrow else [("Memory", "right")]),
         ("Now", "right"),
-    ]
-    table = _table(*columns, ("Note", "left")) if width >= WIDE else _table(*columns)
+        *([("Note", "left")] if wide else []),
+    )
     for lane in lanes:
-        style = HEALTH_STYLE.get(lane["health"], "")
         length = f":{lane['n_max']}" if lane["n_max"] else ""
-        cells = [
+        table.add_row(
             Text(lane["id"]),
-            Text(f"{lane['strategy']}{length}"),
-            Text(lane["health"], style=style),
-            Text(size(lane["memory_bytes"])),
+            *([] if narrow else [Text(f"{lane['strategy']}{length}")]),
+            Text(lane["health"], style=HEALTH_STYLE.get(lane["health"], ""), no_wrap=True),
+            *([] if narrow else [Text(size(lane["memory_bytes"]))]),
             Text(str(lane["in_flight"])),
-        ]
-        table.add_row(*cells, *([Text(lane["note"], style="dim")] if width >= WIDE else []))
-        if width < WIDE and lane["note"]:
-            table.add_row(Text(f"  {lane['note']}", style="dim"))
-    return table
+            *([Text(lane["note"], style="dim")] if wide else []),
+        )
+    if wide:
+        return table
+    notes = [Text(f"{lane['id']}: {lane['note']}", style="dim") for lane in lanes if lane["note"]]
+    return Group(table, *notes)
 
 
 def workloads_table(rows: list[Row], width: int) -> Table:
     """What was measured of each lane on each kind of request, those with most requests first."""
-    speed = "Speed vs plain" if width >= WIDE else "vs plain"
-    columns = [("Workload", "left"), ("Lane", "left"), ("n", "right"), ("Share", "right"), ("Accept", "right")]
-    table = _table(*columns, ("tok/s", "right"), (speed, "right"))
+    wide, narrow = width >= WIDE, width < NARROW
+    table = _table(
+        ("Workload", "left"),
+        *([] if narrow else [("Lane", "left")]),
+        ("n", "right"),
+        *([] if narrow else [("Share", "right"), ("Accept", "right")]),
+        ("tok/s", "right"),
+        ("Speed vs plain" if wide else "vs plain", "right"),
+    )
     grouped: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         grouped[row["workload"]].append(row)
     for workload, members in sorted(grouped.items(), key=lambda item: -sum(r["n"] for r in item[1])):
+        if narrow:
+            table.add_row(Text(workload, style="bold"))
         for index, row in enumerate(sorted(members, key=lambda r: (r["strategy"] != "plain", -r["n"]))):
+            name = (
+                [Text(f"  {row['lane']}")]
+                if narrow
+                else [Text(workload if index == 0 else ""), Text(row["lane"])]
+            )
             table.add_row(
-                Text(workload if index == 0 else ""),
-                Text(row["lane"]),
+                *name,
                 str(row["n"]),
-                f"{row['share']:.0%}",
-                percent(row["acceptance"]),
+                *([] if narrow else [f"{row['share']:.0%}", percent(row["acceptance"])]),
                 number(row["tok_s"]),
-                _speed(row, width >= WIDE),
+                _speed(row, wide),
             )
     return table
 
@@ -167,23 +180,27 @@ def print_decision(data: Row) -> None:
         console.print(Text(f"read from {', '.join(data['signals'])}", style="dim"))
     if not data["candidates"]:
         return
-    wide = console.width >= WIDE
+    wide, narrow = console.width >= WIDE, console.width < NARROW
     table = _table(
         ("Lane", "left"),
         ("Time per token vs plain" if wide else "vs plain", "right"),
         *([("Prior", "right")] if wide else []),
-        ("Evidence", "right"),
+        *([] if narrow else [("Evidence", "right")]),
         ("Expected", "right"),
-        ("", "left"),
+        *([] if narrow else [("", "left")]),
     )
     for c in data["candidates"]:
         prior = [f"{c['prior']:.2f}" if c["prior"] is not None else "–"]
+        replayed = f" + {c['replays']:.0f} replayed" if c["replays"] >= 0.5 and wide else ""
         table.add_row(
             Text(c["lane"]),
             f"{c['ratio']:.2f} ({c['ratio_lo']:.2f}–{c['ratio_hi']:.2f})",
             *(prior if wide else []),
-            f"{c['n']:.1f}" + (f" + {c['replays']:.0f} replayed" if c["replays"] >= 0.5 and wide else ""),
+            *([] if narrow else [f"{c['n']:.1f}{replayed}"]),
             duration(c["expected_s"]) if c["expected_s"] is not None else "–",
-            Text(c["note"], style="dim"),
+            *([] if narrow else [Text(c["note"], style="dim")]),
         )
     console.print(table)
+    for c in data["candidates"]:
+        if narrow and c["note"]:
+            console.print(Text(f"{c['lane']}: {c['note']}", style="dim"))

@@ -5,17 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from specproxy.cli.tables import WIDE, lanes_table, legend, workloads_table
+from specproxy.cli.tables import NARROW, WIDE, lanes_table, legend, workloads_table
 from specproxy.cli.text import duration, number, percent
 
 __all__ = ["TopView"]
-
-NARROW = 56  # columns below which times of day are left out
 
 Row = dict[str, Any]
 
@@ -41,7 +39,7 @@ class TopView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw it, cut to the height."""
         width = options.max_width
-        parts: list[Text | Table] = [self._head(), Text()]
+        parts: list[RenderableType] = [self._head(), Text()]
         if self._status["lanes"]:
             parts += [lanes_table(self._status["lanes"], width), Text()]
         if self._status["kinds"]:

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specproxy.cli.tables import NARROW
+
 __all__ = ["print_result"]
 
 STYLES = {"same": "green", "ties": "green", "fault": "bold red", "unknown": "yellow", "not run": "yellow"}
@@ -22,12 +24,14 @@ def print_result(result: dict[str, Any]) -> None:
         note = f"{result['in_flight']} other requests were in flight at the start: rounding may differ more."
         console.print(Text(note, style="yellow"))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("Lane", "Verdict", "Tokens", "Ties", "Faults", "Unsteady"):
-        table.add_column(name, justify="left" if name in ("Lane", "Verdict") else "right")
+    narrow = console.width < NARROW
+    for name in ("Lane", "Verdict", *(() if narrow else ("Tokens",)), "Ties", "Faults", "Unsteady"):
+        table.add_column(name, justify="left" if name in ("Lane", "Verdict") else "right", overflow="fold")
     for lane in result["lanes"]:
         count = {kind: sum(f["judgement"] == kind for f in lane["forks"]) for kind in ("tie", "fault")}
         verdict = Text(lane["verdict"], style=STYLES.get(lane["verdict"], ""))
-        numbers = [lane["tokens"], count["tie"], count["fault"], lane["unsteady"]]
+        tokens = [] if narrow else [lane["tokens"]]
+        numbers = [*tokens, count["tie"], count["fault"], lane["unsteady"]]
         table.add_row(Text(lane["lane"]), verdict, *map(str, numbers))
     console.print(table)
     for lane in result["lanes"]:
