@@ -66,6 +66,19 @@ def test_help_imports_nothing_heavy() -> None:
         assert re.search(rf"^  {name} +{re.escape(text)}$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("columns", [40, 80, 140])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, columns: int
+) -> None:
+    """No line is longer, but for commands that are to be copied and names that cannot be broken."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main([*([name] if name else []), "--help"]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        copied = "specproxy " in line or len(line.split()) <= 3
+        assert len(line) <= columns or copied, line
+
+
 def test_listed_help_is_each_commands_own() -> None:
     """The list in --help and the first line of a command's own help say the same."""
     context = click.Context(cli)

@@ -1,12 +1,34 @@
-"""Groups of commands that name the nearest one, and a choice that leaves judging to the settings."""
+"""Groups that name the nearest command, a choice that leaves judging to the settings, and help that fits."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
-__all__ = ["Choice", "Group"]
+__all__ = ["Choice", "Group", "HelpFormatter"]
+
+
+NARROW = 60  # columns below which options and what they do share a line less evenly
+
+
+class HelpFormatter(click.HelpFormatter):
+    """Click's, for narrow terminals too: its own wraps at 50 columns at least."""
+
+    def __init__(
+        self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None
+    ) -> None:
+        columns = shutil.get_terminal_size().columns
+        super().__init__(indent_increment, columns if width is None and columns < NARROW else width, max_width)
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Two columns; in a narrow terminal what does not fit the first one stands above the second."""
+        super().write_dl(rows, 14 if self.width < NARROW else col_max, col_spacing)
+
+
+click.Context.formatter_class = HelpFormatter
 
 
 class Group(click.Group):

@@ -84,6 +84,7 @@ def start(config_path: Path | None, **flags: Any) -> int:
     \b
     In front of a running server:  specproxy start --upstream http://127.0.0.1:11434
     With a model of your own:      specproxy start --model model.gguf --draft small.gguf
+
     With neither, the usual ports of Ollama, llama-server and LM Studio are probed.
     """
     parameters = flags | {"config_path": config_path}
