@@ -16,6 +16,8 @@ import numpy as np
 import structlog
 
 from specproxy import __version__
+from specproxy.adapters.base import Backend
+from specproxy.adapters.llama_server import ManagedLlamaServer
 from specproxy.adapters.tasks import Tasks
 from specproxy.config import Settings
 from specproxy.errors import RequestError, StoreError
@@ -91,7 +93,7 @@ class Service:
             quarantine=self._quarantine,
         )
         self._replays = ReplayAccount()
-        self._replayer = TextReplayer(self.router, self.policy, self._replays, exact=self._in_engine)
+        self._replayer = TextReplayer(self.router, self.policy, self._replays, ours=_is_our_server)
         self._writer: StoreWriter | None = None
         self._recorder: Recorder | None = None
         self._memory: EngineMemory | None = None
@@ -331,11 +333,6 @@ class Service:
             "restart_needed": list(self._waiting),
         }
 
-    def _in_engine(self, lane: Lane) -> bool:
-        """Whether a lane is the engine's, which gives its tokens away itself."""
-        engine = self._fleet.engine
-        return engine is not None and lane.backend == engine.name
-
     def _believe(self, lanes: Sequence[LaneStatus]) -> Believe:
         """What the policy believes of each lane now, by target and workload, as a function of these."""
 
@@ -420,3 +417,7 @@ def _edges(settings: Settings) -> ServerLimits:
 def _limits(settings: Settings) -> Limits:
     given = settings.limits
     return Limits(inspect=given.inspect, body=given.body, requests=given.requests, queue=given.queue)
+
+
+def _is_our_server(backend: Backend) -> bool:
+    return isinstance(backend, ManagedLlamaServer)

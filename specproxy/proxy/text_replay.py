@@ -46,7 +46,6 @@ NGRAM_SIZE, NGRAM_MAX = 3, 8  # what our own lanes run, see adapters/server_prog
 MOST_OFF = 0.1  # a reply whose tokens differ by more from what was counted is not what was generated
 END = -1  # stands for the token that ends an answer, which has no text
 
-_REPLAYED = frozenset({("ngram",), ("ngram-simple",)})
 _PROMPTS = frozenset({Dialect.OPENAI_COMPLETIONS, Dialect.LLAMACPP})
 _Ids = list[int]
 
@@ -75,7 +74,8 @@ class TextReplayer:
         router: knows the lanes and what is in flight.
         policy: what is taught.
         account: where it is counted.
-        exact: whether a lane is one whose own tokens are replayed, so that its text need not be.
+        ours: whether a backend's n-gram lanes are llama-servers that we have started, so that their drafter is
+            known. Of others it is not, and the engine's tokens are replayed as they are.
         clock: any monotonic clock, in seconds.
         pause: waits for so many seconds.
     """
@@ -86,14 +86,14 @@ class TextReplayer:
         policy: TakesReplays,
         account: ReplayAccount,
         *,
-        exact: Callable[[Lane], bool] = lambda _: False,
+        ours: Callable[[Backend], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._router = router
         self._policy = policy
         self._account = account
-        self._exact = exact
+        self._ours = ours
         self._clock = clock
         self._pause = pause
         self._waiting: deque[Heard] = deque()
@@ -153,9 +153,9 @@ class TextReplayer:
     def _pupil(self, target: str) -> tuple[Backend, Lane] | None:
         """The lane of a target that can be taught by text."""
         for backend in self._router.backends:
-            for status in backend.lanes():
+            for status in backend.lanes() if self._ours(backend) else ():
                 lane = status.lane
-                if lane.target == target and lane.strategy.drafters in _REPLAYED and not self._exact(lane):
+                if lane.target == target and lane.strategy.drafters == ("ngram",):
                     return backend, lane
         return None
 

@@ -196,7 +196,7 @@ def test_what_is_held_and_what_is_not() -> None:
     assert School().replayer.hold(School().ticket(body), body) == MOST_REPLY
     plain_only, engine, draft = (
         School(PLAIN),
-        School(exact=lambda _: True),
+        School(ours=lambda _: False),
         replace(NGRAM, strategy=Strategy(("mtp",))),
     )
     for school in (plain_only, engine, School(PLAIN, draft), School(PLAIN, replace(NGRAM, target="other"))):
