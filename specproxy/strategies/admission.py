@@ -31,9 +31,12 @@ def admit(model: TargetModel, pricing: Pricing, settings: LearnerSettings) -> No
         room = ledger.room(pricing.request_s, settings.allowance_requests, settings.allowance_share)
     held = plain is not None and plain.load_s <= 0.0
     admitted = 0
+    early = held and model.ledger(pricing.workload).requests < settings.show_first
     for view in pricing.views:
         if view.load_s <= 0.0:
             why_not = _check(pricing, view, settings, room) if held and view is not plain else ""
+            if early and not why_not and view.belief.prior > 0.0 and _unknown(model, view):
+                why_not = "to be tried first where it is expected to be faster"
             view.allowed, view.note = not why_not, why_not
         admitted += view.allowed
     if not admitted:  # nothing is in memory: so be it
@@ -81,6 +84,11 @@ def _check(pricing: Pricing, view: View, settings: LearnerSettings, room: float)
     if view.loss_s > room and not (room < 0.0 and view.loss_s * _PAY_BACK <= room):
         return "held back by the gate"
     return ""
+
+
+def _unknown(model: TargetModel, view: View) -> bool:
+    """Whether a lane has never run: then nothing is known of what its steps take on this machine."""
+    return model.speed.arm(view.key, view.name).evidence <= 0.0 and not view.belief.replayed
 
 
 def _left_to_auto(pricing: Pricing, view: View, settings: LearnerSettings) -> bool:

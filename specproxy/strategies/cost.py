@@ -171,6 +171,18 @@ def log_prior(strategy: Strategy, facts: LaneFacts | None, kind: str, temperatur
     return 0.5 * math.log(prior_ratio(strategy, facts, kind, temperature))
 
 
+def drafted_tokens(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str) -> float | None:
+    """Tokens that a step is expected to bring, where every step drafts; None for plain and n-gram lanes.
+
+    What a step takes is measured on any kind of text. Divided by this it is the ratio to plain on a kind on
+    which the lane never ran.
+    """
+    if len(strategy.drafters) != 1 or (family := _family(strategy.drafters[0])) == "ngram":
+        return None
+    facts = facts or LaneFacts()
+    return tokens_per_step(_acceptance(family, strategy.n_max or facts.n_max, facts, kind, temperature))
+
+
 def _family(drafter: str) -> str:
     drafter = drafter.removesuffix("-sampled")
     if drafter.startswith("ngram"):
@@ -179,11 +191,16 @@ def _family(drafter: str) -> str:
 
 
 def _drafter_ratio(family: str, n_max: int | None, facts: LaneFacts, kind: str, temperature: str) -> float:
+    acceptance = _acceptance(family, n_max, facts, kind, temperature)
+    hits = NGRAM_HITS.get(kind, 0.1) if family == "ngram" else 1.0
+    return ratio_of(acceptance, step_cost(facts, len(acceptance) + 1), draft_cost(facts, family), hits)
+
+
+def _acceptance(family: str, n_max: int | None, facts: LaneFacts, kind: str, temperature: str) -> list[float]:
+    """Chance of each guess of a draft, those before it being right."""
     length = n_max or (8 if family == "ngram" else 3)
     first = ACCEPTANCE[family].get(kind, 0.40 if family == "ngram" else 0.60) * HEAT[temperature]
     if family == "draft" and facts.same_family is False:
         first *= 0.7
     fall = 1.0 if family == "ngram" else 0.9
-    acceptance = [first * fall**i for i in range(length)]
-    hits = NGRAM_HITS.get(kind, 0.1) if family == "ngram" else 1.0
-    return ratio_of(acceptance, step_cost(facts, length + 1), draft_cost(facts, family), hits)
+    return [first * fall**i for i in range(length)]

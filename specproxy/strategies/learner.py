@@ -42,7 +42,7 @@ from specproxy.strategies.thompson import choice_probabilities, worth_exploring
 __all__ = ["Learner", "LearnerSettings"]
 
 _FORMAT = "specproxy-learner"
-_VERSION = 4
+_VERSION = 5
 _MOST_PENDING = 4096
 _LEAST_REMAINING = 10.0
 

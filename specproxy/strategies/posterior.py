@@ -19,6 +19,7 @@ which is common to all of them and doesn't average out.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -246,6 +247,17 @@ class Arm:
     def recalibrate(self, y: float, nominal: float, share: float, variance: float) -> None:
         """Compare a request that ran on this arm with its own replay (`nominal` and `share`)."""
         self.calibration.learn(y - nominal, share, variance)
+        self._send_all()
+
+    def rebase(self, prior_of: Callable[[Cell], float]) -> None:
+        """Take other prior means than before, also for cells that have evidence."""
+        for kind, leaves in self._leaves.items():
+            for temperature, leaf in leaves.items():
+                prior = prior_of((kind, temperature))
+                leaf.weighted += leaf.precision * (leaf.prior - prior)
+                leaf.replay_weighted += leaf.replay_precision * (leaf.prior - prior)
+                leaf.prior = prior
+        self._asked = {cell: prior_of(cell) for cell in self._asked}
         self._send_all()
 
     def refresh(self) -> None:

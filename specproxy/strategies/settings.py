@@ -20,6 +20,8 @@ class LearnerSettings:
         credit_requests: how much gained time may be lost again, in requests' worth.
         caution: standard deviations above the mean at which the gate looks at a lane.
         plain_first: requests on plain before anything else is tried.
+        show_first: requests of a workload for which lanes that never ran are left out if they are expected to
+            be slower there: what their steps take is better found out where they should win.
         proven: standard deviations by which a lane must lose to be disabled on a workload.
         retest_share: share of plain's time that may be spent on testing lanes that are out of use.
         half_life: requests of a cell after which their weight has halved.
@@ -36,6 +38,7 @@ class LearnerSettings:
     credit_requests: float = 5.0
     caution: float = 1.25
     plain_first: int = 2
+    show_first: float = 10.0
     proven: float = 2.33
     retest_share: float = 0.002
     half_life: float = 200.0

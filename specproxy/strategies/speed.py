@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from specproxy.records import Lane, Observation, Strategy, TempBucket, Workload
 from specproxy.strategies.approx import Calibration
 from specproxy.strategies.classify import KINDS
-from specproxy.strategies.cost import LaneFacts, draft_cost, log_prior, step_cost
+from specproxy.strategies.cost import LaneFacts, draft_cost, step_cost
+from specproxy.strategies.drafting import DraftPriors
 from specproxy.strategies.level import Features, Level, LoadEffect, features
 from specproxy.strategies.posterior import Arm, Belief, Cell, Scales, student_weight
 from specproxy.strategies.replay import ReplayResult
@@ -23,6 +24,8 @@ _REFERENCE = Scales(arm=1e-4, kind=0.05, cell=0.02, between=0.05, token=0.2)
 _OTHER_PLAIN = Scales(arm=0.3, kind=0.05, cell=0.02, between=0.05, token=0.2)
 _STEP = Scales(arm=0.5, kind=0.08, cell=0.03, between=0.05, token=0.2)
 _STEP_PRIOR = 0.3
+_STEP_VARIANCE = _STEP.arm**2 + _STEP.kind**2 + _STEP.cell**2
+_NO_CELL = ("", "")  # a workload of which nothing is known
 _NEW_PLAIN_VARIANCE = 0.25
 _ALARM_VARIANCE = 0.02
 _ALARM_KEEPS = 0.05
@@ -90,23 +93,18 @@ class SpeedModel:
     strategies: dict[str, Strategy] = field(default_factory=dict)  # by lane id, with draft lengths
     plain: str = ""  # key of the plain arm that others are held against
     plain_checks: int = 0  # times that plain is still to be measured after an alarm
-    _priors: dict[tuple[str, str, int | None, Cell], float] = field(default_factory=dict)
+    priors: DraftPriors = field(init=False)
     _slots: dict[str, Slot] = field(default_factory=dict, repr=False)
     _ahead: deque[tuple[Lane, Cell]] = field(default_factory=deque, repr=False)  # priors to be worked out
 
-    # --- reading ---------------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        self.priors = DraftPriors(self.facts)
 
-    def prior(self, lane: str, strategy: Strategy, cell: Cell) -> float:
-        """Prior mean of the log ratio of a lane on a workload, from the cost model."""
-        key = (lane, strategy.name, strategy.n_max, cell)
-        found = self._priors.get(key)
-        if found is None:
-            found = self._priors[key] = log_prior(strategy, self.facts.get(lane), *cell)
-        return found
+    # --- reading ---------------------------------------------------------------------------------
 
     def forget_priors(self) -> None:
         """Facts have changed: ask the cost model again for cells that were not seen yet."""
-        self._priors.clear()
+        self.priors.forget()
         self._ahead.clear()
         for slot in self._slots.values():
             self._look_ahead(slot.lane)
@@ -124,7 +122,7 @@ class SpeedModel:
             slot = self._new_slot(lane)
         found = slot.arm.known(cell)
         if found is None:
-            found = slot.arm.belief(cell, self.prior(lane.id, lane.strategy, cell))
+            found = slot.arm.belief(cell, self.priors.prior(lane.id, lane.strategy, cell))
         return slot, found
 
     def plain_belief(self, cell: Cell) -> Belief:
@@ -174,7 +172,7 @@ class SpeedModel:
             self.plain_checks = max(0, self.plain_checks - 1)
             self.plain = self.plain or key
         arm, load = self.arm(key, seen.strategy), self.load_effect(key)
-        prior = self.prior(seen.lane, self._strategy(seen), cell)
+        prior = self.priors.prior(seen.lane, self._strategy(seen), cell)
         belief = arm.belief(cell, prior)
         self.level.advance(seen.at)
         x = _features(seen)
@@ -204,6 +202,8 @@ class SpeedModel:
         entry = (cell, prior, y, variance, float(seen.output_tokens))
         arm.learn(*entry)
         arm.last_at = max(arm.last_at, seen.at)
+        if key in self.steps:
+            self._tell(seen, key)
         self.recent.setdefault(key, deque(maxlen=_RECENT)).append(entry)
         return Sample(None if jumped else y, outlier and not jumped)
 
@@ -220,7 +220,7 @@ class SpeedModel:
         variance = arm.scales.variance(result.tokens)
         if fit is not None:
             nominal, variance = fit.correct(nominal), variance + fit.sd**2
-        prior = self.prior(lane.id, lane.strategy, cell)
+        prior = self.priors.prior(lane.id, lane.strategy, cell)
         arm.learn_replay(cell, prior, nominal, share, variance, result.tokens)
 
     def calibrate_replay(
@@ -262,7 +262,7 @@ class SpeedModel:
         asked for, so that the first request of a workload need not wait for the cost model."""
         for _ in range(min(_AHEAD, len(self._ahead))):
             lane, cell = self._ahead.popleft()
-            self.prior(lane.id, lane.strategy, cell)
+            self.priors.prior(lane.id, lane.strategy, cell)
         for arm in self.arms.values():
             arm.warm()
 
@@ -302,6 +302,7 @@ class SpeedModel:
             "loads": {key: load.numbers() for key, load in self.loads.items()},
             "recent": {key: [[list(e[0]), *e[1:]] for e in entries] for key, entries in self.recent.items()},
             "strategies": {lane: [list(s.drafters), s.n_max] for lane, s in self.strategies.items()},
+            "priors": self.priors.dump(),
             "plain": self.plain,
             "plain_checks": self.plain_checks,
         }
@@ -323,10 +324,24 @@ class SpeedModel:
         self.strategies = {
             k: Strategy(tuple(names), n_max) for k, (names, n_max) in state["strategies"].items()
         }
+        self.priors.restore(state["priors"])
         self.plain = str(state["plain"])
         self.plain_checks = int(state["plain_checks"])
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _tell(self, seen: Observation, key: str) -> None:
+        """Let what a request showed about drafting speak for the texts on which lanes hardly ran."""
+        strategy, cell = self._strategy(seen), cell_of(seen.workload)
+        step, acceptance = self.steps[key].belief(_NO_CELL, _STEP_PRIOR), seen.acceptance
+        changed = self.priors.learn_step(seen.lane, step, _STEP_VARIANCE)
+        if acceptance is not None:
+            changed |= self.priors.learn_text(seen.lane, strategy, cell, acceptance, seen.draft_tokens)
+        if not changed:
+            return
+        for slot in self._slots.values():
+            lane = slot.lane
+            slot.arm.rebase(lambda c, lane=lane: self.priors.prior(lane.id, lane.strategy, c))  # type: ignore[misc]  # bound now
 
     def _learn_steps(self, seen: Observation, key: str, x: Features) -> bool | None:
         """Learn the level from the time of a step, where accepted guesses were counted.
@@ -352,6 +367,9 @@ class SpeedModel:
         name = lane.strategy.name
         key = arm_key(lane.fingerprint, name)
         self.strategies[lane.id] = lane.strategy
+        before = self._slots.get(lane.id)
+        if before is not None and before.key != key:
+            self.priors.forget(lane.id)
         slot = Slot(lane, key, name, lane.strategy.is_plain, self.arm(key, name), self.load_effect(key))
         self._slots[lane.id] = slot
         self._look_ahead(lane)

@@ -210,9 +210,9 @@ def test_the_first_request_of_a_workload_finds_its_priors_ready() -> None:
     for i in range(200):
         learner.learn_one(observe(decision, CODE, at=float(i)))
     wanted = {(kind, str(t)) for kind in KINDS for t in TempBucket}
-    assert {key[-1] for key in speed._priors if key[1] == "mtp"} >= wanted
+    assert {key[-1] for key in speed.priors._rules if key[1] == "mtp"} >= wanted
     learner.set_facts("mtp", LaneFacts(memory_pressure=True))
-    assert not speed._priors
+    assert not speed.priors._rules
     for i in range(200):
         learner.learn_one(observe(decision, CODE, at=float(i)))
-    assert {key[-1] for key in speed._priors if key[1] == "mtp"} >= wanted
+    assert {key[-1] for key in speed.priors._rules if key[1] == "mtp"} >= wanted
