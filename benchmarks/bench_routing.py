@@ -2,40 +2,47 @@
 
 Starts `specproxy start` with managed lanes twice: on the calibrated model, whose best strategies are known and
 differ by kind (plain, n-gram, draft and MTP lanes), and on SmolLM2-135M (plain and n-gram). A fresh mix goes
-through the proxy, which knows nothing at first. Every few requests, the same prompt goes straight to every lane
-too, in random order and without the prompt cache: what the request would have taken there. The proxy does not
-see these trials, and no lane has seen a prompt before. One request runs at a time.
+through the proxy, which knows nothing at first. As often as time allows, the same prompt goes straight to every
+lane too, in random order and without the prompt cache: what the request would have taken there. The proxy does
+not see these trials, and no lane has seen a prompt before. One request runs at a time.
+
+A single request's time is off by a tenth or more on a busy machine. So what was chosen, which is known exactly
+for every routed request, is weighed with what the trials say each lane takes for a token of each kind, on the
+same prompts for all lanes; and all that routing itself adds is one factor, `null`, over all trials.
 
 The last line is one JSON object, ``smollm2_…`` being those of the real model; keys with ``_lo`` and ``_hi`` are
-the bounds of 90% bootstrap intervals over trials. Times are end to end:
+the bounds of 90% bootstrap intervals over requests and trials. Times are end to end, first tries included:
 
 - ``gain_over_plain``, ``gain_over_best_static``: time of always-plain, and of the best single strategy in
   hindsight, over the routed time, less 1;
 - ``gap_to_oracle``: routed time over that of each kind's best strategy in hindsight, less 1. Both hindsights
   pick the least of several noisy sums, which favours them;
 - ``worst_kind_vs_plain``: plain's time over the routed time, on the kind where that is least;
-- ``null``: routed time over that of the same prompts straight to the same lanes: the proxy, the prompt cache,
-  and noise;
+- ``null``: routed time a token over that of the same prompts straight to the same lanes, geometric mean without
+  the tenth at either end: the proxy, the prompt cache, and noise;
+- ``gain_over_plain_as_timed``, ``worst_kind_vs_plain_as_timed``: from the routed times of the trials alone;
 - ``replay_error``: tokens a step of the n-gram lane as replayed from token ids, against those that the server
-  counted, mean of the absolute relative differences of single requests.
+  counted, mean of the absolute relative differences of single requests; ``replay_error_by_text``: as the proxy
+  itself replays its requests, of which it compared ``replay_compared``.
 
-    python -m benchmarks.bench_routing [--part calibrated|smollm2|both] [--requests N] [--every N]
-                                       [--minutes M] [--embd N] [--layers N] [--threads N] [--seed N]
+    python -m benchmarks.bench_routing [--part calibrated|smollm2|both] [--requests N] [--minutes M]
+                                       [--embd N] [--layers N] [--threads N] [--seed N]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import signal
 import sys
 import tempfile
 import time
 import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +52,7 @@ from rich.console import Console
 from benchmarks import synthetic, workload
 from benchmarks.demo import TEMPERATURES
 from benchmarks.demo_table import print_part
-from benchmarks.live import Row, Running, Sample, send, started
+from benchmarks.live import Row, Running, Sample, get_json, send, started
 from benchmarks.models import calibrated, smollm2
 from specproxy.strategies.drafters.ngram_simple import NgramSimpleDrafter
 from specproxy.strategies.replay import replay
@@ -55,6 +62,12 @@ NGRAM_SIZE, NGRAM_MAX = 3, 8  # of the managed n-gram lane, see specproxy/adapte
 DRAWS = 400
 TARGETS = {"gain_over_best_static": 0.08, "worst_kind_vs_plain": 0.98}
 MOST_REPLAY_ERROR = 0.03
+CALIBRATED_SHARE = 0.63  # of the time: it has twice as many lanes
+TRIAL_SHARE = 0.6  # of the time
+SHOWN = (
+    "gain_over_plain", "gain_over_best_static", "gap_to_oracle", "worst_kind_vs_plain", "null",
+    "gain_over_plain_as_timed", "worst_kind_vs_plain_as_timed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +91,38 @@ class Part:
     routed: list[Sample]
     trials: list[Trial]
     replay_errors: list[float]
+    account: dict[str, Any] = field(default_factory=dict)  # of the proxy's own replays
 
 
 # --- measuring -----------------------------------------------------------------------------------
 
 
 def measure(
-    name: str, proxy: Running, rows: Sequence[Row], args: argparse.Namespace, seed: int, console: Console
+    name: str, proxy: Running, rows: Sequence[Row], minutes: float, seed: int, console: Console
 ) -> Part:
-    """Send everything, one request at a time, or as much as there is time for; then the requests that are
-    replayed."""
+    """Send everything, one request at a time, or as much as there is time for, with trials of all kinds alike in
+    between; then the requests that are replayed."""
     part, rng = Part(name, [], [], []), random.Random(seed)
-    begun = time.monotonic()
+    begun, on_trials = time.monotonic(), 0.0
+    tried = Counter(dict.fromkeys((row.kind for row in rows), 0))
     for i, row in enumerate(rows):
-        if time.monotonic() - begun > 60 * args.minutes:
+        if time.monotonic() - begun > 60 * minutes:
             console.print(f"  time is up after {i} of {len(rows)} requests", style="dim", highlight=False)
             break
         routed = send(proxy.url, row, stream=i % 2 == 0)
         part.routed.append(routed)
-        if i % args.every == 0:
+        now = time.monotonic()
+        if on_trials <= TRIAL_SHARE * (now - begun) and tried[row.kind] <= min(tried.values()) + 1:
+            tried[row.kind] += 1
             fresh = Row(row.kind, {**row.request, "cache_prompt": False})
             order = rng.sample(sorted(proxy.lanes), len(proxy.lanes))
             alone = {s: send(proxy.lanes[s], fresh, stream=i % 2 == 0, strategy=s) for s in order}
             part.trials.append(Trial(routed, alone))
+            on_trials += time.monotonic() - now
     if "ngram" in proxy.lanes:
         picked = {row.kind: row for row in rows[: len(part.routed)]}
         part.replay_errors.extend(replay_error(proxy.lanes["ngram"], row) for row in picked.values())
+    part.account.update(get_json(f"{proxy.url}/specproxy/api/status")["replay"])
     return part
 
 
@@ -132,48 +151,88 @@ def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def compare(trials: Sequence[Trial]) -> dict[str, float]:
-    """The figures of a set of trials."""
-    strategies = sorted(trials[0].alone)
-    spent: dict[str, float] = defaultdict(float)
-    fixed: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(strategies, 0.0))
+def per_token(trials: Sequence[Trial]) -> dict[str, dict[str, float]]:
+    """Seconds a token, end to end, of every strategy on every kind, on the prompts of the trials."""
+    seconds: dict[str, Counter[str]] = defaultdict(Counter)
+    tokens: dict[str, Counter[str]] = defaultdict(Counter)
     for trial in trials:
-        spent[trial.kind] += trial.routed.total_s
-        for strategy in strategies:
-            fixed[trial.kind][strategy] += trial.alone[strategy].total_s
-    routed = sum(spent.values())
-    static = {s: sum(row[s] for row in fixed.values()) for s in strategies}
-    oracle = sum(min(row.values()) for row in fixed.values())
-    same = sum(t.alone[t.routed.strategy].total_s for t in trials)
+        for strategy, alone in trial.alone.items():
+            seconds[trial.kind][strategy] += alone.total_s  # type: ignore[assignment]  # counts of seconds
+            tokens[trial.kind][strategy] += alone.tokens
+    return {kind: {s: row[s] / max(1, tokens[kind][s]) for s in row} for kind, row in seconds.items()}
+
+
+def compare(routed: Sequence[Sample], trials: Sequence[Trial]) -> dict[str, float]:
+    """The figures of routed requests, by what the trials say."""
+    costs = per_token(trials)
+    null = null_of(trials)
+    spent: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for sample in routed:
+        if sample.kind in costs:
+            spent[sample.kind] += null * sample.tokens * costs[sample.kind][sample.strategy]  # type: ignore[assignment]  # seconds
+            tokens[sample.kind] += sample.tokens
+    whole = sum(spent.values())
+    static = {s: sum(tokens[k] * costs[k][s] for k in spent) for s in trials[0].alone}
+    oracle = sum(tokens[k] * min(costs[k].values()) for k in spent)
     return {
-        "gain_over_plain": static["plain"] / routed - 1.0,
-        "gain_over_best_static": min(static.values()) / routed - 1.0,
-        "gap_to_oracle": routed / oracle - 1.0,
-        "worst_kind_vs_plain": min(fixed[kind]["plain"] / seconds for kind, seconds in spent.items()),
-        "null": routed / same,
+        "gain_over_plain": static["plain"] / whole - 1.0,
+        "gain_over_best_static": min(static.values()) / whole - 1.0,
+        "gap_to_oracle": whole / oracle - 1.0,
+        "worst_kind_vs_plain": min(tokens[k] * costs[k]["plain"] / spent[k] for k in spent),
+        "null": null,
+        **as_timed(trials),
+    }
+
+
+def null_of(trials: Sequence[Trial]) -> float:
+    """What routing adds by itself, as a factor; single stalls on either side don't count."""
+    logs = sorted(
+        math.log(t.routed.total_per_token / t.alone[t.routed.strategy].total_per_token) for t in trials
+    )
+    cut = len(logs) // 10
+    return math.exp(sum(logs[cut : len(logs) - cut]) / (len(logs) - 2 * cut))
+
+
+def as_timed(trials: Sequence[Trial]) -> dict[str, float]:
+    """Two figures from nothing but the times of the trials' own routed requests."""
+    kinds = sorted({trial.kind for trial in trials})
+    routed = [sum(t.routed.total_s for t in trials if t.kind == kind) for kind in kinds]
+    plain = [sum(t.alone["plain"].total_s for t in trials if t.kind == kind) for kind in kinds]
+    return {
+        "gain_over_plain_as_timed": sum(plain) / sum(routed) - 1.0,
+        "worst_kind_vs_plain_as_timed": min(p / r for p, r in zip(plain, routed, strict=True)),
     }
 
 
 def figures(part: Part, prefix: str) -> dict[str, float]:
-    """All numbers of a part, with 90% bootstrap intervals that resample trials within kinds."""
+    """All numbers of a part, with 90% bootstrap intervals that resample requests and trials within kinds."""
     rng = np.random.default_rng(0)
-    by_kind: dict[str, list[Trial]] = defaultdict(list)
+    by_kind: dict[str, tuple[list[Sample], list[Trial]]] = defaultdict(lambda: ([], []))
     for trial in part.trials:
-        by_kind[trial.kind].append(trial)
+        by_kind[trial.kind][1].append(trial)
+    for sample in part.routed:
+        by_kind[sample.kind][0].append(sample)
 
-    def again() -> list[Trial]:
-        drawn = [(group, rng.integers(len(group), size=len(group))) for group in by_kind.values()]
-        return [group[i] for group, places in drawn for i in places]
+    def again() -> tuple[list[Sample], list[Trial]]:
+        routed: list[Sample] = []
+        trials: list[Trial] = []
+        for samples, group in by_kind.values():
+            routed += [samples[i] for i in rng.integers(len(samples), size=len(samples))]
+            trials += [group[i] for i in rng.integers(len(group), size=len(group))] if group else []
+        return routed, trials
 
-    draws = [compare(again()) for _ in range(DRAWS)]
+    draws = [compare(*again()) for _ in range(DRAWS)]
     found: dict[str, float] = {"trials": len(part.trials), "requests": len(part.routed)}
-    for name, value in compare(part.trials).items():
+    for name, value in compare(part.routed, part.trials).items():
         lo, hi = np.percentile([draw[name] for draw in draws], [5, 95])
         found |= {name: value, f"{name}_lo": float(lo), f"{name}_hi": float(hi)}
-    late = compare(part.trials[len(part.trials) // 2 :])
+    late = compare(part.routed[len(part.routed) // 2 :], part.trials)
     found |= {f"{name}_second_half": late[name] for name in ("gain_over_best_static", "gap_to_oracle")}
     if part.replay_errors:
         found["replay_error"] = float(np.mean(part.replay_errors))
+    if part.account.get("compared"):
+        found |= {"replay_error_by_text": part.account["error"], "replay_compared": part.account["compared"]}
     return {prefix + name: round(value, 4) for name, value in found.items()}
 
 
@@ -187,7 +246,8 @@ def calibrated_part(args: argparse.Namespace, seed: int, console: Console) -> Pa
     with tempfile.TemporaryDirectory(prefix="specproxy-routing-") as state:
         models = ["--model", str(pair.target), "--draft", str(pair.draft)]
         with started(models, state=Path(state), console=console, threads=args.threads) as proxy:
-            return measure("calibrated model", proxy, rows, args, seed, console)
+            minutes = CALIBRATED_SHARE * args.minutes if args.part == "both" else args.minutes
+            return measure("calibrated model", proxy, rows, minutes, seed, console)
 
 
 def smollm2_part(args: argparse.Namespace, seed: int, console: Console) -> Part:
@@ -200,24 +260,25 @@ def smollm2_part(args: argparse.Namespace, seed: int, console: Console) -> Part:
     with tempfile.TemporaryDirectory(prefix="specproxy-routing-") as state:
         model = ["--model", str(smollm2("F16"))]
         with started(model, state=Path(state), console=console, threads=args.threads) as proxy:
-            return measure("SmolLM2-135M F16", proxy, rows, args, seed, console)
+            minutes = (1.0 - CALIBRATED_SHARE) * args.minutes if args.part == "both" else args.minutes
+            return measure("SmolLM2-135M F16", proxy, rows, minutes, seed, console)
 
 
 def report(console: Console, part: Part, found: Mapping[str, float], prefix: str) -> None:
     """Table and verdicts of a part."""
     print_part(console, part.name, part.routed, [one for t in part.trials for one in t.alone.values()])
-    for name in ("gain_over_plain", "gain_over_best_static", "gap_to_oracle", "worst_kind_vs_plain", "null"):
+    for name in SHOWN:
         value, lo, hi = (found[f"{prefix}{name}{end}"] for end in ("", "_lo", "_hi"))
         verdict = ""
         if not prefix and name in TARGETS:
             verdict = f"   target {TARGETS[name]:g}   {'ok' if value >= TARGETS[name] else 'MISSED'}"
-        console.print(f"{prefix + name:32} {value:8.4f}  ({lo:.4f} to {hi:.4f}){verdict}", highlight=False)
-    if (error := found.get(f"{prefix}replay_error")) is not None:
-        verdict = "ok" if error <= MOST_REPLAY_ERROR else "MISSED"
-        console.print(
-            f"{prefix + 'replay_error':32} {error:8.4f}   target {MOST_REPLAY_ERROR:g}   {verdict}",
-            highlight=False,
-        )
+        console.print(f"{prefix + name:36} {value:8.4f}  ({lo:.4f} to {hi:.4f}){verdict}", highlight=False)
+    for name in ("replay_error", "replay_error_by_text"):
+        if (error := found.get(prefix + name)) is not None:
+            verdict = "ok" if error <= MOST_REPLAY_ERROR else "MISSED"
+            console.print(
+                f"{prefix + name:36} {error:8.4f}   target {MOST_REPLAY_ERROR:g}   {verdict}", highlight=False
+            )
 
 
 def main() -> None:
@@ -225,8 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--part", choices=["calibrated", "smollm2", "both"], default="both")
     parser.add_argument("--requests", type=int, default=150, help="routed requests in each part")
-    parser.add_argument("--every", type=int, default=3, help="one of so many is sent to every lane too")
-    parser.add_argument("--minutes", type=float, default=4.5, help="at most so long for the requests of a part")
+    parser.add_argument("--minutes", type=float, default=8.6, help="for the requests of all parts together")
     parser.add_argument(
         "--embd", type=int, default=1024, help="width of the calibrated model; 512 for slow machines"
     )

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,7 @@ def started(
 
 def send(base: str, row: Row, *, stream: bool, strategy: str = "") -> Sample:
     """Send one chat request with the openai client, pinned to `strategy` if one is given."""
-    pin = {"X-Specproxy-Strategy": strategy} if strategy else {}
-    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, default_headers=pin)
+    client = _client(base, strategy)
     begun = time.perf_counter()
     kwargs: dict[str, Any] = {"model": "local", **row.request}
     extra = {k: kwargs.pop(k) for k in ("top_k", "min_p", "cache_prompt") if k in kwargs}
@@ -156,6 +156,13 @@ def send(base: str, row: Row, *, stream: bool, strategy: str = "") -> Sample:
         drafted=int(timings.get("draft_n", 0)),
         accepted=int(timings.get("draft_n_accepted", 0)),
     )
+
+
+@cache
+def _client(base: str, strategy: str) -> openai.OpenAI:
+    """A client takes longer to make than a short request."""
+    pin = {"X-Specproxy-Strategy": strategy} if strategy else {}
+    return openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, default_headers=pin)
 
 
 def ollama_body(request: dict[str, Any]) -> dict[str, Any] | None:

@@ -31,23 +31,50 @@ def trial(kind: str, strategy: str, spread: float = 0.0, rng: np.random.Generato
     return Trial(noisy(strategy), {name: noisy(name) for name in COST[kind]})
 
 
+def judged(trials: list[Trial]) -> dict[str, float]:
+    """The figures where every request was a trial too."""
+    return compare([t.routed for t in trials], trials)
+
+
 def test_perfect_routing_gains_what_the_oracle_would() -> None:
     """MTP on code, plain on prose: 0.03 s a pair of tokens, where either alone takes 0.04."""
-    assert compare([trial("code", "mtp"), trial("prose", "plain")]) == {
+    assert judged([trial("code", "mtp"), trial("prose", "plain")]) == {
         "gain_over_plain": pytest.approx(0.04 / 0.03 - 1.0),
         "gain_over_best_static": pytest.approx(0.04 / 0.03 - 1.0),
         "gap_to_oracle": pytest.approx(0.0),
         "worst_kind_vs_plain": pytest.approx(1.0),
         "null": pytest.approx(1.0),
+        "gain_over_plain_as_timed": pytest.approx(0.04 / 0.03 - 1.0),
+        "worst_kind_vs_plain_as_timed": pytest.approx(1.0),
     }
 
 
 def test_bad_routing_shows() -> None:
     """The wrong way round: one and a half times plain's time on prose."""
-    found = compare([trial("code", "plain"), trial("prose", "mtp")])
+    found = judged([trial("code", "plain"), trial("prose", "mtp")])
     assert found["gain_over_plain"] == pytest.approx(0.04 / 0.05 - 1.0)
     assert found["gap_to_oracle"] == pytest.approx(0.05 / 0.03 - 1.0)
     assert found["worst_kind_vs_plain"] == pytest.approx(2.0 / 3.0)
+
+
+def test_requests_without_a_trial_count_by_what_was_chosen() -> None:
+    """Ten wrong choices show, although no trial was made of them, and a slow proxy counts for all."""
+    trials = [trial("code", "mtp"), trial("prose", "plain")]
+    routed = [t.routed for t in trials] + [sample("prose", "mtp", 0.0)] * 10
+    assert compare(routed, trials)["worst_kind_vs_plain"] == pytest.approx(11 * 0.02 / (0.02 + 10 * 0.03))
+    slow = [Trial(sample(t.kind, t.routed.strategy, 1.1 * t.routed.total_per_token), t.alone) for t in trials]
+    found = judged(slow)
+    assert found["null"] == pytest.approx(1.1)
+    assert found["worst_kind_vs_plain"] == pytest.approx(1.0 / 1.1)
+
+
+def test_a_stall_on_plain_does_not_pass_for_a_loss() -> None:
+    """Where plain was chosen, plain's own time stands on both sides; as timed, the stall shows."""
+    trials = [trial("code", "mtp") for _ in range(9)] + [trial("prose", "plain") for _ in range(9)]
+    stalled = Trial(sample("prose", "plain", 0.06), trial("prose", "plain").alone)
+    found = judged([*trials, stalled])
+    assert (found["null"], found["worst_kind_vs_plain"]) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert found["worst_kind_vs_plain_as_timed"] == pytest.approx(10 * 0.02 / (9 * 0.02 + 0.06))
 
 
 def test_every_figure_has_an_interval_around_it() -> None:
@@ -55,10 +82,13 @@ def test_every_figure_has_an_interval_around_it() -> None:
     rng = np.random.default_rng(1)
     trials = [trial("code", "mtp", 0.1, rng) for _ in range(30)]
     trials += [trial("prose", "plain", 0.1, rng) for _ in range(30)]
-    found = figures(Part("made up", [t.routed for t in trials], trials, [0.0, 0.02]), "x_")
+    found = figures(
+        Part("made up", [t.routed for t in trials], trials, [0.0, 0.02], {"compared": 3, "error": 0.004}), "x_"
+    )
     for name in ("gain_over_plain", "gain_over_best_static", "gap_to_oracle", "worst_kind_vs_plain", "null"):
         assert found[f"x_{name}_lo"] < found[f"x_{name}"] < found[f"x_{name}_hi"]
     assert found["x_replay_error"] == 0.01
+    assert (found["x_replay_error_by_text"], found["x_replay_compared"]) == (0.004, 3)
     assert found["x_trials"] == 60
     assert found["x_gain_over_plain"] == pytest.approx(1.0 / 3.0, abs=0.1)
     assert found["x_null"] == pytest.approx(1.0, abs=0.05)
