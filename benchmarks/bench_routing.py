@@ -100,7 +100,7 @@ class Part:
 def measure(
     name: str, proxy: Running, rows: Sequence[Row], minutes: float, seed: int, console: Console
 ) -> Part:
-    """Send everything, one request at a time, or as much as there is time for, with trials of all kinds alike in
+    """Send everything, one at a time, or as much as there is time for, with trials of all kinds alike in
     between; then the requests that are replayed."""
     part, rng = Part(name, [], [], []), random.Random(seed)
     begun, on_trials = time.monotonic(), 0.0
