@@ -12,7 +12,8 @@ WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-embedded test test-unit lint format clean \
-	chaos bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify bench-page conformance
+	chaos bench-load bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify \
+	bench-page conformance
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +65,9 @@ bench-proxy: $(BASE) ## Time that the proxy adds to a call and to a stream
 
 chaos: $(BASE) ## Faults against the proxy: upstreams, clients, signals, disks (2 minutes)
 	@$(RUN) -m benchmarks.chaos
+
+bench-load: $(BASE) ## 500 streams at once: delay between events, CPU, memory, clients that do not read
+	@$(RUN) -m benchmarks.bench_load
 
 bench-classify: $(BASE) ## Accuracy of the classifier, and what its mistakes cost
 	@$(RUN) -m benchmarks.bench_classify
