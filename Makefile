@@ -11,7 +11,7 @@ ENGINE := $(VENV)/.engine-installed
 WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-embedded test test-unit lint format clean \
+.PHONY: help setup demo demo-embedded test test-unit docs docs-test lint format clean \
 	chaos bench-load bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify \
 	bench-page conformance
 
@@ -46,10 +46,16 @@ demo: $(BASE) ## Proxy, real lanes and a real model: what was routed where, and 
 	@$(RUN) -m benchmarks.demo
 
 test: $(BASE) $(ENGINE) ## All tests, engines included
-	@$(RUN) -m pytest
+	@$(RUN) -m pytest -m "not docs"
 
 test-unit: $(BASE) ## Tests that need no engine (seconds)
 	@$(RUN) -m pytest -m "not engine and not embedded and not browser"
+
+docs: $(BASE) ## Write the parts of docs/ that come from the code
+	@$(RUN) docs/generate.py
+
+docs-test: $(BASE) ## Run every command of docs/ and README, and count them
+	@$(RUN) -m pytest -q -m docs tests/docs
 
 lint: $(BASE) ## Style, imports and types
 	@$(RUN) -m ruff check .
