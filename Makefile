@@ -49,7 +49,7 @@ test: $(BASE) $(ENGINE) ## All tests, engines included
 	@$(RUN) -m pytest -m "not docs"
 
 test-unit: $(BASE) ## Tests that need no engine (seconds)
-	@$(RUN) -m pytest -m "not engine and not embedded and not browser"
+	@$(RUN) -m pytest -m "not engine and not embedded and not browser and not docs"
 
 docs: $(BASE) ## Write the parts of docs/ that come from the code
 	@$(RUN) docs/generate.py
