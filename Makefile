@@ -55,7 +55,7 @@ docs: $(BASE) ## Write the parts of docs/ that come from the code
 	@$(RUN) docs/generate.py
 
 docs-test: $(BASE) ## Run every command of docs/ and README, and count them
-	@$(RUN) -m pytest -q -m docs tests/docs
+	@$(RUN) -m tests.docs
 
 lint: $(BASE) ## Style, imports and types
 	@$(RUN) -m ruff check .
