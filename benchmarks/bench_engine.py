@@ -14,13 +14,9 @@ interruption too.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
-import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +29,8 @@ from benchmarks.bandwidth import read_bandwidth
 from benchmarks.engine_client import Reply, ask, header
 from benchmarks.engine_figures import Figures
 from benchmarks.engine_servers import Server, native_program, start_engine, start_llama_server
+from benchmarks.engine_steps import step_times
 from benchmarks.models import calibrated, smollm2
-from specproxy.adapters.embedded.environment import engine_environment
 from specproxy.adapters.gguf_reader import GgufFile
 from specproxy.adapters.server_program import ServerProgram
 from tests.support.calibrated import CalibratedPair
@@ -186,44 +182,6 @@ def bench_real(bench: Bench, program: ServerProgram, threads: int) -> None:
             bench.figures.show(comparison.name)
 
 
-async def python_share(model: Path, threads: int, prompt: str, tokens: int) -> list[tuple[float, float]]:
-    """Milliseconds of a step outside llama_decode, and of the step, one stream over HTTP, in some runs.
-
-    The engine runs in this process, since only it knows how long it was in llama_decode; the client is another
-    process, as it is in life.
-    """
-    from aiohttp import web
-
-    os.environ |= engine_environment()  # read when the engine's libraries are loaded, that is now
-    from specproxy.adapters.embedded.app import build_app, serve_site
-    from specproxy.adapters.embedded.engine import LlamaEngine
-    from specproxy.adapters.embedded.options import EngineOptions
-
-    engine = LlamaEngine(EngineOptions(model=model, context=4096, threads=threads))
-    runner = await serve_site(build_app(engine), lambda runner: web.TCPSite(runner, "127.0.0.1", 0))
-    port = runner.addresses[0][1]
-    shares = []
-    for number in range(3):
-        native = engine.native_s
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.engine_client",
-            str(port),
-            f"{number} {prompt}",
-            str(tokens),
-        ]
-        client = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-        out, _ = await client.communicate()
-        timings = json.loads(out)
-        # one step a token behind the first, which the prompt's own step gives; that one counts as all native
-        steps, decode_ms = tokens - 1, timings["predicted_ms"]
-        native_ms = 1000 * (engine.native_s - native) - timings["prompt_ms"]
-        shares.append(((decode_ms - native_ms) / steps, decode_ms / steps))
-    await runner.cleanup()
-    return shares
-
-
 def bytes_a_token(model: Path) -> int:
     """Weights that are read for one token: all but the MTP block and the embedding table (it is one row)."""
     with GgufFile(model) as file:
@@ -242,8 +200,7 @@ def bench_steps(figures: Figures, pair: CalibratedPair, threads: int, tokens: in
     """What a plain step costs besides llama_decode, and how near it comes to the memory's speed."""
     prompt = "please write " + pair.marker("json", 1)
     before = read_bandwidth(threads)
-    shares = asyncio.run(python_share(pair.target, threads, prompt, tokens))
-    outside, whole = sorted(shares)[len(shares) // 2]
+    outside, whole = step_times(pair.target, threads, prompt, tokens)
     print(f"a plain step: {whole:.2f} ms, {outside:.3f} ms of it outside llama_decode", flush=True)
     figures.set("python_ms_per_step", outside)
     if before is not None:

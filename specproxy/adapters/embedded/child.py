@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -118,6 +119,8 @@ async def _serve(args: argparse.Namespace) -> None:
         # Each in one write: llama.cpp's threads may log to the same pipe.
         os.write(sys.stdout.fileno(), f"\nlistening on {url}\n".encode())
         ready = {"ready": True, "model": card.name, "strategies": [s.name for s in card.strategies]}
+        gc.collect()
+        gc.freeze()  # what was imported stays; walking through it now and then would hold up every stream
         os.write(sys.stdout.fileno(), orjson.dumps(ready) + b"\n")
         await ended.wait()
     finally:
