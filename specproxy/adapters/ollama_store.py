@@ -12,13 +12,15 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from specproxy.errors import ConfigError
 
-__all__ = ["find_model", "is_file_name", "locate_model", "store_folders", "stored_models"]
+__all__ = ["find_model", "is_file_name", "locate_model", "read_layers", "store_folders", "stored_models"]
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
 ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
+TEXT_LAYERS = frozenset({"template", "prompt", "system", "params", "messages"})
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
 SYSTEM_FOLDER = Path(
     "/usr/share/ollama/.ollama/models"
@@ -64,6 +66,34 @@ def find_model(name: str, folders: Sequence[Path]) -> Path:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else "give a .gguf file, or pull the model with Ollama first"
     raise ConfigError(f"model: no file {name}, and Ollama has no such model in {looked}", hint=hint)
+
+
+def read_layers(name: str, folders: Sequence[Path]) -> tuple[Path, dict[str, str], dict[str, Any]]:
+    """Of a model by its name in Ollama the GGUF file, the texts of its other layers by kind (``template``,
+    ``system``, ``params``, …), and its configuration.
+
+    Raises:
+        ConfigError: there is no such model, or its files cannot be used.
+    """
+    model = find_model(name, folders)
+    store = model.parent.parent
+    manifest = json.loads(store.joinpath("manifests", *_parts(name)).read_text(encoding="utf-8"))
+
+    def text(layer: Any) -> str:
+        return (store / "blobs" / str(layer["digest"]).replace(":", "-")).read_text(encoding="utf-8")
+
+    try:
+        layers = {
+            kind: text(layer)
+            for layer in manifest["layers"]
+            if (kind := str(layer["mediaType"]).rpartition(".")[2]) in TEXT_LAYERS
+        }
+        config = json.loads(text(manifest["config"])) if manifest.get("config") else {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"model: what {name} says besides its weights cannot be read: {error}", hint=f"ollama pull {name}"
+        ) from error
+    return model, layers, config if isinstance(config, dict) else {}
 
 
 def stored_models(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:

@@ -8,15 +8,18 @@ that it makes of a chat without running the model (``_debug_render_only``), and 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from specproxy.adapters.ask import post_json
 from specproxy.adapters.base import ServedModel
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpTransport
 from specproxy.adapters.twin import TIMEOUT_S, Chat, Overrides, Twin, compare
+from specproxy.errors import BackendError
 
-__all__ = ["compare_prompts", "overrides", "refusal"]
+__all__ = ["compare_prompts", "overrides", "refusal", "take_leave"]
 
 FIRST_VERSION = (0, 33)  # whose defaults these are; others were not looked at
 DEFAULTS: dict[str, int | float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 40, "min_p": 0.0}
@@ -78,14 +81,7 @@ async def compare_prompts(ollama_url: str, model: ServedModel, lane_url: str) ->
     ollama, lane = (HttpTransport(Endpoint.parse(url, strip_origin=True)) for url in (ollama_url, lane_url))
 
     async def shown(chat: Chat) -> str | None:
-        ask = {"model": model.name, "stream": False, "_debug_render_only": True, **chat}
-        # a limit, for an Ollama that does not know the field and answers
-        _, reply = await post_json(
-            ollama.open, "/api/chat", {**ask, "options": {"num_predict": 1}}, timeout_s=TIMEOUT_S
-        )
-        info = reply.get("_debug_info") if isinstance(reply, dict) else None
-        text = info.get("rendered_template") if isinstance(info, dict) else None
-        return text if isinstance(text, str) else None
+        return await _rendered(ollama, model.name, chat)
 
     try:
         twin = await compare(shown, lane, tools="tools" in model.capabilities)
@@ -93,3 +89,39 @@ async def compare_prompts(ollama_url: str, model: ServedModel, lane_url: str) ->
         await ollama.aclose()
         await lane.aclose()
     return replace(twin, overrides=overrides(model))
+
+
+async def _rendered(ollama: HttpTransport, name: str, chat: Chat) -> str | None:
+    """The prompt that Ollama makes of a chat, without an answer to it; None if it does not show that.
+
+    Raises:
+        BackendError: it does not answer.
+    """
+    ask = {"model": name, "stream": False, "_debug_render_only": True, **chat}
+    # a limit, for an Ollama that does not know the field and answers
+    body = {**ask, "options": {"num_predict": 1}}
+    _, reply = await post_json(ollama.open, "/api/chat", body, timeout_s=TIMEOUT_S)
+    info = reply.get("_debug_info") if isinstance(reply, dict) else None
+    text = info.get("rendered_template") if isinstance(info, dict) else None
+    return text if isinstance(text, str) else None
+
+
+async def take_leave(url: str, name: str, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[str] | None:
+    """Have Ollama show the prompts that it makes of chats, and then put the model out of memory.
+
+    Returns:
+        The prompts; None where there is no Ollama, it has no such model, or does not show them.
+    """
+    ollama = HttpTransport(Endpoint.parse(url, strip_origin=True))
+    try:
+        status, _ = await post_json(ollama.open, "/api/show", {"model": name})
+        if status != 200:
+            return None
+        found = [await _rendered(ollama, name, {"messages": list(chat)}) for chat in chats]
+        await post_json(ollama.open, "/api/generate", {"model": name, "keep_alive": 0}, timeout_s=TIMEOUT_S)
+        texts = [text for text in found if text is not None]
+        return texts if len(texts) == len(found) else None
+    except BackendError:
+        return None
+    finally:
+        await ollama.aclose()

@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from specproxy.adapters.embedded.backend import EmbeddedBackend, EmbeddedOptions
 from specproxy.adapters.embedded.pair_facts import describe
 from specproxy.adapters.gguf_facts import ModelFacts, read_facts
-from specproxy.adapters.ollama_store import locate_model
+from specproxy.adapters.ollama_store import is_file_name, locate_model
 from specproxy.config import Settings
 from specproxy.errors import ConfigError
 from specproxy.proxy.facts import lane_facts
 from specproxy.proxy.status import Rung
-from specproxy.records import Lane, LaneStatus, Strategy
+from specproxy.records import Dialect, Lane, LaneStatus, Strategy
 from specproxy.strategies.cost import LaneFacts
 
 __all__ = ["EngineLanes"]
+
+
+AS_OLLAMA = frozenset(Dialect) - {Dialect.OPENAI_COMPLETIONS}
+"""What the engine makes the same of as Ollama, which writes plain completions into its template too."""
 
 
 class EngineLanes:
@@ -59,10 +65,28 @@ class EngineLanes:
                 "engine: the embedded engine is not installed",
                 hint="pip install 'specproxy[embedded]' compiles it, or choose --engine managed",
             )
-        options = _options(self._settings)
+        options = await self._options()
         self._models = await asyncio.to_thread(_read, options)
         self._described = describe(*self._models)
-        self._backend = _Engine(options, self._settings.strategies, on_change)
+        names = _names(options.names) if self._settings.upstream else frozenset()
+        self._backend = _Engine(options, self._settings.strategies, on_change, names)
+
+    async def _options(self) -> EmbeddedOptions:
+        """What the engine is started with; for a model of Ollama's with what that sets besides its weights."""
+        settings = self._settings
+        if is_file_name(settings.model or ""):
+            return _options(settings, locate_model(settings.model or "")[0])
+        from specproxy.proxy.takeover import take_over  # imports Jinja, which the engine has
+
+        setup = await take_over(settings)
+        folder = settings.state_dir / "engine"
+        folder.mkdir(parents=True, exist_ok=True)
+        setup.save(kept := folder / "setup.json")
+        options = _options(settings, setup.model, setup.name)
+        arguments = ("--setup", str(kept), *options.extra_args)
+        return replace(
+            options, ctx=options.ctx or setup.ctx, extra_args=arguments, text_only=setup.template is not None
+        )
 
     async def start(self) -> None:
         """Load the model; returns when it is ready.
@@ -92,23 +116,40 @@ class EngineLanes:
 
 
 class _Engine(EmbeddedBackend):
-    """The engine with the configured strategies only; plain stays, to fall back on and to compare with."""
+    """The engine with the configured strategies only; plain stays, to fall back on and to compare with.
+
+    `names` are those that ask for its model (empty: any). A server beside it has other models, or the same one.
+    """
 
     def __init__(
-        self, options: EmbeddedOptions, strategies: tuple[str, ...] | None, on_change: Callable[[], None]
+        self,
+        options: EmbeddedOptions,
+        strategies: tuple[str, ...] | None,
+        on_change: Callable[[], None],
+        names: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(options, on_change=on_change)
+        self._asked_as = names
         self._wanted = None if strategies is None else {Strategy.parse(name).drafters for name in strategies}
 
     def lanes(self) -> tuple[LaneStatus, ...]:
         lanes = super().lanes()
+        if self._asked_as:
+            lanes = tuple(
+                replace(s, lane=replace(s.lane, models=self._asked_as, dialects=AS_OLLAMA)) for s in lanes
+            )
         if self._wanted is None:
             return lanes
         return tuple(s for s in lanes if s.lane.strategy.is_plain or s.lane.strategy.drafters in self._wanted)
 
 
-def _options(settings: Settings) -> EmbeddedOptions:
-    model, name = locate_model(settings.model or "")
+def _names(names: tuple[str, ...]) -> frozenset[str]:
+    """Names of a model of Ollama's as clients may write them."""
+    tagged = {name if ":" in name.rpartition("/")[2] else f"{name}:latest" for name in names}
+    return frozenset(tagged | {name.removesuffix(":latest") for name in tagged})
+
+
+def _options(settings: Settings, model: Path, name: str = "") -> EmbeddedOptions:
     return EmbeddedOptions(
         model=model,
         names=(name,) if name else (),

@@ -220,10 +220,7 @@ def _advice(at: Standing) -> Iterator[str]:
             )
         if at.found.kind == "ollama":
             command = shlex.join(["specproxy", "start", "--model", model.name, "--upstream", at.url])
-            yield (
-                "With a strategy for each request, by the template in the model's file and not from Ollama:\n"
-                f"{command}"
-            )
+            yield (f"With a strategy for each request, in the embedded engine and not in Ollama:\n{command}")
         if at.found.kind == "llama-server":
             command = shlex.join(["specproxy", "start", "--model", str(weights.facts.path)])
             yield f"Instead of this server, with a strategy for each request:\n{command}"

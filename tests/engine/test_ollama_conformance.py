@@ -24,6 +24,7 @@ from specproxy.adapters.probe import Prober
 from specproxy.adapters.twin import Twin
 from specproxy.adapters.twin_ollama import compare_prompts, overrides, refusal
 from specproxy.records import Health, Lane
+from tests.adapters.test_go_template import MADE, TALK
 from tests.support.calibrated import CalibratedPair
 from tests.support.fakes import Fake, fake_ollama, ollama_model
 from tests.support.ports import free_port
@@ -226,6 +227,23 @@ async def ask_lane(backend: ManagedOllama, lane: Lane, path: str, body: object) 
         lambda request, sink: backend.open(request, lane, sink), path, body, timeout_s=60
     )
     return reply
+
+
+@pytest.mark.skipif(REAL is None, reason="no Ollama, and the fake makes no models")
+async def test_templates_make_what_ollama_makes_of_them(real: str) -> None:
+    """All that tests/adapters/test_go_template.py expects."""
+    transport = HttpTransport(Endpoint.parse(real))
+    try:
+        for source, text in MADE:
+            new = {"model": "templated", "from": "bare", "template": source, "stream": False}
+            await post_json(transport.open, "/api/create", new, timeout_s=30)
+            body = {"model": "templated", "messages": TALK, "stream": False, "_debug_render_only": True}
+            status, reply = await post_json(transport.open, "/api/chat", body, timeout_s=30)
+            made = reply["_debug_info"]["rendered_template"] if status == 200 else None
+            assert made == text or (text is None and "%!" in str(made)), source
+        await post_json(transport.open, "/api/delete", {"model": "templated"}, timeout_s=30)
+    finally:
+        await transport.aclose()
 
 
 @pytest.mark.skipif(REAL is None, reason="no Ollama, and the fake makes no models")

@@ -53,8 +53,9 @@ def _prepare(service: Service, data: bytes) -> tuple[Fields, Prepared, Work]:
     body.refuse(REFUSED)
     prepared = service.chat.prepare(_conversation(service, body))
     shared = {key: value for key, value in body.data.items() if key not in ("stop", "logit_bias")}
+    stops = {"stop": list(found)} if (found := stop_strings(body, "stop_sequences")) else {}
     chosen = sampling(
-        Fields({**shared, "stop": list(stop_strings(body, "stop_sequences"))}),
+        service.with_defaults(Fields(shared | stops)),
         service.card.vocab,
         logprobs=None,
         grammar=prepared.grammar,

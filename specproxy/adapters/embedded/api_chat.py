@@ -51,10 +51,11 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 def _prepare(service: Service, data: bytes) -> tuple[Fields, Prepared, Work]:
     body = parse_body(data)
     prepared = service.chat.prepare(conversation(body))
+    asked = service.with_defaults(body)
     work = Work(
         prompt=prepared.prompt,
-        sampling=sampling(body, service.card.vocab, logprobs=_logprobs(body), grammar=prepared.grammar),
-        max_tokens=limit(body, "max_completion_tokens", "max_tokens", "n_predict"),
+        sampling=sampling(asked, service.card.vocab, logprobs=_logprobs(body), grammar=prepared.grammar),
+        max_tokens=limit(asked, "max_completion_tokens", "max_tokens", "n_predict"),
         n=body.integer("n", 1, MAX_REPLIES) or 1,
         render_tokens=prepared.render_tokens,
     )

@@ -50,10 +50,11 @@ def _prepare(service: Service, data: bytes) -> tuple[Fields, list[Work]]:
     body = parse_body(data)
     body.refuse(NOT_HERE)
     vocab = service.card.vocab
+    asked = service.with_defaults(body)
     work = Work(
         prompt=(),
-        sampling=sampling(body, vocab, logprobs=_logprobs(body), grammar=form_grammar(body)),
-        max_tokens=limit(body, "max_tokens", "n_predict"),
+        sampling=sampling(asked, vocab, logprobs=_logprobs(body), grammar=form_grammar(body)),
+        max_tokens=limit(asked, "max_tokens", "n_predict"),
         n=body.integer("n", 1, MAX_REPLIES) or 1,
     )
     return body, [replace(work, prompt=prompt) for prompt in prompts(body, "prompt", service.engine, vocab)]

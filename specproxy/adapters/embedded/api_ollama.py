@@ -94,7 +94,8 @@ def _prepare(service: Service, body: Fields, conversation: Conversation) -> tupl
 
 
 def _work(service: Service, body: Fields, prepared: Prepared) -> Work:
-    chosen, limit = options(body, service.card.vocab)
+    own = dict(service.setup.parameters) if service.setup is not None else None
+    chosen, limit = options(body, service.card.vocab, own)
     top = body.integer("top_logprobs", 0, MAX_LOGPROBS)
     logprobs = (top or 0) if body.flag("logprobs") else None
     return Work(

@@ -57,7 +57,9 @@ def _prepare(service: Service, data: bytes) -> tuple[Fields, Prepared, Work]:
     own = Fields({key: value for key, value in body.data.items() if key not in ("stop", "prompt", "text")})
     work = Work(
         prompt=prepared.prompt,
-        sampling=sampling(own, service.card.vocab, logprobs=None, grammar=prepared.grammar),
+        sampling=sampling(
+            service.with_defaults(own), service.card.vocab, logprobs=None, grammar=prepared.grammar
+        ),
         max_tokens=limit(body, "max_output_tokens"),
         render_tokens=prepared.render_tokens,
     )

@@ -21,6 +21,7 @@ from specproxy.adapters.embedded.replies import error_response, family_of, json_
 from specproxy.adapters.embedded.service import Service
 from specproxy.adapters.embedded.side_channel import PULSE_PATH, REPORTS_PATH, encode_report
 from specproxy.adapters.embedded.types import Engine
+from specproxy.adapters.ollama_setup import ModelSetup
 from specproxy.errors import RequestError, SpecproxyError
 
 __all__ = ["build_app", "serve_site"]
@@ -32,7 +33,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build_app(
-    engine: Engine, *, names: Sequence[str] = (), slots: int = 4, start_engine: bool = True
+    engine: Engine,
+    *,
+    names: Sequence[str] = (),
+    slots: int = 4,
+    start_engine: bool = True,
+    setup: ModelSetup | None = None,
 ) -> web.Application:
     """The application around an engine, which it owns: cleaning up the application closes the engine.
 
@@ -40,10 +46,10 @@ def build_app(
     none). `slots` is how many sequences the engine decodes at once, to be shown. With `start_engine` the model
     is loaded when the application starts; otherwise every route answers "Loading model" until
     ``app[SERVICE].start()`` is called. Run it with handler cancellation (see `serve_site`), or a client that
-    leaves is only noticed at the next write.
+    leaves is only noticed at the next write. `setup` is what a model of Ollama's sets besides its weights.
     """
     app = web.Application(middlewares=[_errors], client_max_size=MAX_BODY)
-    service = Service(engine, names, slots)
+    service = Service(engine, names, slots, setup)
     app[SERVICE] = service
 
     async def life(_: web.Application) -> AsyncIterator[None]:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class EmbeddedOptions:
     """What the engine is started with. None means the engine's own default; `names` are the model's.
 
-    `extra_args` are further arguments of `embedded.child`, for GPUs above all (``--n-gpu-layers 99``).
+    `text_only` says that the model cannot be given tools here. `extra_args` are further arguments of `embedded.child`, for GPUs above all (``--n-gpu-layers 99``).
     """
 
     model: Path
@@ -54,6 +54,7 @@ class EmbeddedOptions:
     log_dir: Path | None = None
     state_dir: Path | None = None
     backend: str = "embedded"
+    text_only: bool = False
 
     def arguments(self) -> list[str]:
         """The child's arguments, without those that say where it listens."""
@@ -259,6 +260,7 @@ class EmbeddedBackend:
             fingerprint=hashlib.sha256(f"{base}\0{strategy}".encode()).hexdigest()[:16],
             headers=((STRATEGY_HEADER, strategy),),
             memory_bytes=self._share(parsed),
+            tools=not self._options.text_only,
         )
 
     def _share(self, strategy: Strategy) -> int:

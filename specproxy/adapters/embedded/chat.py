@@ -13,7 +13,7 @@ from specproxy.adapters.embedded.forms import FREE, Form, schema_rule
 from specproxy.adapters.embedded.grammar.gbnf import Grammar, any_until, literal, sequence
 from specproxy.adapters.embedded.output import OutputParser
 from specproxy.adapters.embedded.reasoning import ReasoningSplitter, Tags, tags_of
-from specproxy.adapters.embedded.templates import ChatTemplate
+from specproxy.adapters.embedded.templates import ChatTemplate, GoChatTemplate
 from specproxy.adapters.embedded.tools import (
     HERMES,
     NO_TOOLS,
@@ -25,6 +25,7 @@ from specproxy.adapters.embedded.tools import (
     with_described_tools,
 )
 from specproxy.adapters.embedded.types import ModelCard
+from specproxy.adapters.ollama_setup import ModelSetup
 
 __all__ = ["ChatFormat", "Conversation", "Prepared", "Vocabulary", "normal_message"]
 
@@ -73,7 +74,7 @@ class Prepared:
 class ChatFormat:
     """How the loaded model wants conversations. Cheap to keep, and safe to use from any thread."""
 
-    def __init__(self, card: ModelCard, vocabulary: Vocabulary) -> None:
+    def __init__(self, card: ModelCard, vocabulary: Vocabulary, setup: ModelSetup | None = None) -> None:
         def text_of(token: int) -> str:
             return vocabulary.detokenize([token]).decode("utf-8", "replace") if token >= 0 else ""
 
@@ -81,13 +82,21 @@ class ChatFormat:
         self._bos = card.bos
         self.bos_text = text_of(card.bos)
         self.eos_text = text_of(card.eos)
-        self.template = ChatTemplate(card.chat_template, self.bos_text, self.eos_text)
+        self._setup = setup
+        self.template: ChatTemplate | GoChatTemplate = (
+            GoChatTemplate(setup.template)
+            if setup is not None and setup.template is not None
+            else ChatTemplate(card.chat_template, self.bos_text, self.eos_text)
+        )
         if self.template.fallback:
             log.warning("%s has no chat template: conversations are written as ChatML", card.name)
         self.tags: Tags | None = tags_of(card.chat_template)
         self._adds_bos = vocabulary.tokenize("a")[:1] == [card.bos]
         self._tool_format = detect_format(card.chat_template)
         self._knows_tools = "tools" in (card.chat_template or "")
+        if isinstance(self.template, GoChatTemplate):
+            self.tags, self._knows_tools = None, False
+            self._tool_format = "the model's template in Ollama is used for text alone"
 
     @property
     def has_tools(self) -> bool:
@@ -106,8 +115,11 @@ class ChatFormat:
             RequestError: the template refuses the messages.
         """
         messages = list(conversation.messages)
+        if self._setup is not None:
+            messages = self._setup.begin(messages)
         begun = ""
-        if conversation.prefill and messages and _is_begun(messages[-1]):
+        in_template = isinstance(self.template, GoChatTemplate)
+        if conversation.prefill and messages and _is_begun(messages[-1]) and not in_template:
             begun = messages.pop()["content"]
         tools = None
         if self._knows_tools:

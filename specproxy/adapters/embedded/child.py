@@ -28,6 +28,7 @@ from specproxy.adapters.embedded.engine import LlamaEngine
 from specproxy.adapters.embedded.keys import SERVICE
 from specproxy.adapters.embedded.llama import ModelParams
 from specproxy.adapters.embedded.options import EngineOptions
+from specproxy.adapters.ollama_setup import ModelSetup
 from specproxy.errors import SpecproxyError
 
 __all__ = ["main", "parse"]
@@ -40,6 +41,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--model", type=Path, required=True)
     add("--draft", type=Path)
     add("--name", action="append", default=[], help="a name of the model; the first is shown")
+    add("--setup", type=Path, help="file with what a model of Ollama's sets besides its weights")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--socket", type=Path)
     where.add_argument("--port", type=int, help="on 127.0.0.1; 0 takes a free one")
@@ -103,7 +105,8 @@ async def _serve(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    app = build_app(LlamaEngine(_options(args)), names=args.name, slots=args.parallel)
+    setup = ModelSetup.load(args.setup) if args.setup is not None else None
+    app = build_app(LlamaEngine(_options(args)), names=args.name, slots=args.parallel, setup=setup)
 
     def site(runner: web.AppRunner) -> web.BaseSite:
         if args.socket is None:

@@ -13,8 +13,8 @@ from specproxy.errors import RequestError
 
 __all__ = ["check_model", "options", "unload_wanted"]
 
-# Ollama's defaults where they differ from llama-server's
-DEFAULTS: Mapping[str, Any] = {"top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.1}
+# Ollama's defaults (0.33) where they differ from llama-server's
+DEFAULTS: Mapping[str, Any] = {"top_p": 0.9, "min_p": 0.0}
 # Sampling options of older versions, which would change the text
 REFUSED: Mapping[str, tuple[Any, ...]] = {"tfs_z": (1,), "penalize_newline": (True,)}
 
@@ -32,15 +32,17 @@ def check_model(service: Service, body: Fields) -> None:
         raise RequestError(f"model '{name}' not found", status=404)
 
 
-def options(body: Fields, vocab: int) -> tuple[Sampling, int | None]:
+def options(body: Fields, vocab: int, own: Mapping[str, Any] | None = None) -> tuple[Sampling, int | None]:
     """Sampling and the longest reply from `options`. Runner options (num_ctx, num_gpu, …) change nothing here.
+    `own` are the model's parameters in Ollama, which stand where a request says nothing.
 
     Raises:
         FieldError: an option is of the wrong type or out of range, or is not supported.
     """
-    given = body.object("options") or Fields({}, "options")
-    given.refuse(REFUSED)
-    merged = Fields({**DEFAULTS, **{k: v for k, v in given.data.items() if v is not None}}, "options")
+    asked = body.object("options") or Fields({}, "options")
+    asked.refuse(REFUSED)
+    given = Fields({**(own or {}), **{k: v for k, v in asked.data.items() if v is not None}}, "options")
+    merged = Fields({**DEFAULTS, **given.data}, "options")
     tokens = given.integer("num_predict")
     return (
         sampling(merged, vocab, logprobs=None, grammar=None),

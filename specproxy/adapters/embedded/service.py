@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 from aiohttp import web
 
-from specproxy.adapters.embedded.body import FieldError
+from specproxy.adapters.embedded.body import FieldError, Fields
 from specproxy.adapters.embedded.chat import ChatFormat
 from specproxy.adapters.embedded.output import Item
 from specproxy.adapters.embedded.side_channel import (
@@ -23,6 +23,7 @@ from specproxy.adapters.embedded.side_channel import (
     decode_priors,
 )
 from specproxy.adapters.embedded.types import Engine, Finished, GenerateRequest, ModelCard, Sampling, TokenEvent
+from specproxy.adapters.ollama_setup import ModelSetup
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import RequestError
 from specproxy.records import EnginePriors, EngineReport, Strategy
@@ -83,8 +84,11 @@ async def threaded(size: int, function: Callable[[], T]) -> T:
 class Service:
     """The engine, the names that it answers to, and the state that routes share."""
 
-    def __init__(self, engine: Engine, names: Sequence[str] = (), slots: int = 4) -> None:
+    def __init__(
+        self, engine: Engine, names: Sequence[str] = (), slots: int = 4, setup: ModelSetup | None = None
+    ) -> None:
         self.engine = engine
+        self.setup = setup
         self.slots = slots
         self.counters = Counters()
         self.started_at = time.time()
@@ -119,8 +123,19 @@ class Service:
         """
         card = self.card
         if self._chat is None:
-            self._chat = ChatFormat(card, self.engine)
+            self._chat = ChatFormat(card, self.engine, self.setup)
         return self._chat
+
+    def with_defaults(self, body: Fields) -> Fields:
+        """A request of OpenAI's or Anthropic's form with the sampling defaults that the model has in Ollama.
+
+        There temperature and top_p are 1 on these routes, whatever the model's parameters are.
+        """
+        if self.setup is None:
+            return body
+        own = {"n_predict" if name == "num_predict" else name: v for name, v in self.setup.parameters}
+        given = {name: value for name, value in body.data.items() if value is not None}
+        return Fields({**own, "temperature": 1.0, "top_p": 1.0, **given})
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -11,9 +11,11 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from specproxy.adapters.go_syntax import GoTemplateError
+from specproxy.adapters.go_template import GoTemplate
 from specproxy.errors import RequestError
 
-__all__ = ["CHATML", "ChatTemplate"]
+__all__ = ["CHATML", "ChatTemplate", "GoChatTemplate"]
 
 CHATML = """\
 {%- for message in messages -%}
@@ -104,3 +106,35 @@ class ChatTemplate:
             AttributeError,
         ) as error:
             raise RequestError(f"the chat template refused the messages: {error}") from error
+
+
+class GoChatTemplate:
+    """The TEMPLATE of a model of Ollama's, where `ChatTemplate` would stand: for text alone, without tools.
+
+    Raises:
+        GoTemplateError: it uses what is not known here.
+    """
+
+    fallback = False
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._template = GoTemplate(source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,  # noqa: ARG002 - refused before
+        add_generation_prompt: bool = True,  # noqa: ARG002 - where the answer begins is the template's own
+        extra: Mapping[str, Any] | None = None,  # noqa: ARG002 - such templates have no variables
+    ) -> str:
+        """The prompt of a conversation.
+
+        Raises:
+            RequestError: the template cannot do with these messages.
+        """
+        try:
+            return self._template.render(messages)
+        except GoTemplateError as error:
+            raise RequestError(f"the model's template refused the messages: {error}") from error

@@ -55,7 +55,7 @@ async def test_options_and_ollamas_defaults_reach_the_engine(serve: Serve) -> No
         assert reply.status == 200
     sampling = engine.requests[0].sampling
     assert (sampling.temperature, sampling.seed, sampling.stop) == (0, 3, ("X",))
-    assert (sampling.top_p, sampling.min_p, sampling.repeat_penalty) == (0.9, 0.0, 1.1)
+    assert (sampling.top_p, sampling.min_p, sampling.repeat_penalty) == (0.9, 0.0, 1.0)
     assert engine.requests[0].max_tokens == 5
 
 
