@@ -126,7 +126,7 @@ def test_a_model_of_ollamas_can_be_run_instead() -> None:
         ["specproxy", "start", "--upstream", at.url, "--manage"],
         ["specproxy", "start", "--model", "qwen3:8b", "--upstream", at.url],
     ]
-    assert "not from Ollama" in rung(at).advice[1]
+    assert "not in Ollama" in rung(at).advice[1]
 
 
 @pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "lmstudio", "unknown"])
