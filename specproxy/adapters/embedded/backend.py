@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 class EmbeddedOptions:
     """What the engine is started with. None means the engine's own default; `names` are the model's.
 
-    `text_only` says that the model cannot be given tools here. `extra_args` are further arguments of `embedded.child`, for GPUs above all (``--n-gpu-layers 99``).
+    `text_only` says that the model cannot be given tools here. `extra_args` are further arguments of
+    `embedded.child`, for GPUs above all (``--n-gpu-layers 99``).
     """
 
     model: Path
