@@ -40,6 +40,7 @@ class Sandbox:
         self.folder = folder
         self.ports = {port: str(free_port()) for port in ("8484", "11434", "8080", "1234", "9000")}
         self._running: dict[str, subprocess.Popen[str]] = {}
+        self._started: dict[str, str] = {}
         for source, name in ((pair.target, "model.gguf"), (pair.draft, "small.gguf")):
             shutil.copy(source, folder / name)
         (folder / "examples").symlink_to(ROOT / "examples")
@@ -56,7 +57,6 @@ class Sandbox:
         home.mkdir()
         (home / ".curlrc").write_text("fail-with-body\n")
         settings = {"SPECPROXY_PORT": self.ports["8484"], "SPECPROXY_THREADS": "1", "SPECPROXY_CTX": "1024"}
-        settings |= {"SPECPROXY_STRATEGIES": "plain,ngram,draft"}
         return (
             kept
             | settings
@@ -122,16 +122,17 @@ class Sandbox:
 
     def restart(self) -> None:
         """Stop the proxy and start it as it was: its lanes have forgotten what they were sent."""
-        command = str(self._running["specproxy start"].args[-1])  # type: ignore[index]  # we gave it a list
-        self._serve(command.removeprefix("exec "), "specproxy start")
+        self._serve(self._started["specproxy start"], "specproxy start")
 
     def _serve(self, command: str, kind: str) -> None:
         self._stop(kind)
+        self._started[kind] = command
         words = re.match(r"((?:\w+=\S+\s+)*)(.*)", command, re.DOTALL)
         assert words is not None
         log = (self.folder / f"{kind.split()[0]}.log").open("w")
+        lanes = "plain,ngram,draft" if "--draft" in command else "plain,ngram"  # enough, and quick
         path = f"PATH={self.folder / 'llama'}:$PATH " if kind == "llama-server" else ""
-        line = f"{path}{words[1]}exec {words[2]}"
+        line = f"{path}SPECPROXY_STRATEGIES={lanes} {words[1]}exec {words[2]}"
         child = subprocess.Popen(
             ["bash", "-c", line], cwd=self.folder, env=self.env, stdout=log, stderr=log, text=True
         )
