@@ -48,7 +48,7 @@ class Servers:
 
     async def start(self, file: Path, names: dict[str, str]) -> list[LaneUnderTest]:
         """Lanes of a model file: strategy → name under which it is spoken to."""
-        options = ManagedOptions(file, threads=self._threads, ctx=1024, strategies=("ngram",))
+        options = ManagedOptions(file, threads=self._threads, ctx=1024, strategies=tuple(names))
         backend = plan_managed(options).backend()
         self._stack.push_async_callback(backend.aclose)
         await backend.start()

@@ -242,6 +242,9 @@ class FakeProxy(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.startswith("/specproxy/api/"):
+            if self.server.refuses:
+                self.reply({"error": self.server.refuses}, "", 404)
+                return
             self.server.told.append((self.path.rpartition("/")[2], body))
             self.reply({}, "")
             return
@@ -257,9 +260,9 @@ class FakeProxy(BaseHTTPRequestHandler):
         lane = self.server.elsewhere or lane
         self.reply({"choices": [choice], "usage": {"completion_tokens": self.server.tokens}}, lane)
 
-    def reply(self, data: object, lane: str) -> None:
+    def reply(self, data: object, lane: str, status: int = 200) -> None:
         body = json.dumps(data).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("X-Specproxy-Lane", lane)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -272,7 +275,7 @@ def fake_proxy(
 ) -> Iterator[Any]:
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeProxy) as server:
         server.corrupt, server.elsewhere, server.busy, server.asked = corrupt, elsewhere, busy, []  # type: ignore[attr-defined]  # for the handler
-        server.held, server.tokens, server.told = held, tokens, []  # type: ignore[attr-defined]  # for the handler
+        server.held, server.tokens, server.told, server.refuses = held, tokens, [], {}  # type: ignore[attr-defined]  # for the handler
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -383,6 +386,9 @@ def test_quarantine_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
             ("lift", {"lane": "ngram"}),
             ("quarantine", {"lane": "ngram", "reason": "odd text"}),
         ]
+        server.refuses = {"message": "there is no lane x", "type": "no_such_lane"}
+        assert main(["quarantine", "lift", "x", *at]) == 1
+        assert capsys.readouterr().err == "specproxy: there is no lane x\n"
     with fake_proxy() as server:
         assert main(["quarantine", "list", "--url", f"http://127.0.0.1:{server.server_port}"]) == 0
     assert "No lane is in quarantine." in capsys.readouterr().out

@@ -77,9 +77,10 @@ def ask(
         with opener().open(request, timeout=TIMEOUT_S) as reply:
             data = json.load(reply)
     except urllib.error.HTTPError as error:
-        raise SpecproxyError(
-            f"{base} answered {error.code} {_message(error)}", hint=_advice(error.code)
-        ) from error
+        message, kind = _message(error)
+        if error.code in (404, 409) and kind not in ("", "not_found"):  # it knows the route, not the lane
+            raise SpecproxyError(message) from error
+        raise SpecproxyError(f"{base} answered {error.code} {message}", hint=_advice(error.code)) from error
     except (OSError, ValueError) as error:
         what = (
             "no proxy is running at"
@@ -102,12 +103,15 @@ def opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def _message(error: urllib.error.HTTPError) -> str:
+def _message(error: urllib.error.HTTPError) -> tuple[str, str]:
+    """What is said to be wrong, and the kind of error if it is told."""
     try:
         detail = json.load(error)["error"]
-        return str(detail["message"] if isinstance(detail, dict) else detail)
+        if isinstance(detail, dict):
+            return str(detail["message"]), str(detail.get("type") or "")
+        return str(detail), ""
     except (ValueError, KeyError, TypeError, OSError):
-        return str(error.reason)
+        return str(error.reason), ""
 
 
 def _advice(status: int) -> str:

@@ -360,7 +360,7 @@ class Service:
             for s in self.lanes()
             if s.health is not Health.QUARANTINED
         ):
-            message = f"lane {lane} is the only plain one of {found.target}, so it has to go on"
+            message = f"lane {lane} is the only plain one of {found.target or 'its model'}, so it has to go on"
             raise RequestError(message, status=409, code="only_plain_lane")
         self._quarantine.put(found, reason)
         return self._quarantine_changed(lane)
