@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 FEW = 9  # tokens
-WARNING, CONTINUATION = 3, 5  # ggml_log_level; continuations repeat the level before them
+WARNING, ERROR, CONTINUATION = 3, 4, 5  # ggml_log_level; continuations repeat the level before them
 NO_SLOT = 1  # llama_decode: no room in the KV cache for this batch
 
 
@@ -58,11 +58,15 @@ class NoRoomError(DecodeError):
 # --- log ---------------------------------------------------------------------------------------------
 
 _lines: deque[str] = deque(maxlen=40)
+_errors: deque[str] = deque(maxlen=40)  # those of them that are no warnings
 
 
 def _on_log(level: int, text: bytes, _user: object) -> None:
-    if level == CONTINUATION or level >= WARNING:
-        _lines.append(text.decode("utf-8", "replace").rstrip())
+    if level >= WARNING:
+        line = text.decode("utf-8", "replace").rstrip()
+        _lines.append(line)
+        if level == ERROR:
+            _errors.append(line)
 
 
 _callback = lib.llama_log_callback(_on_log)  # llama.cpp keeps a bare pointer to it: must outlive every model
@@ -84,12 +88,13 @@ def _start() -> None:
 def captured_log() -> Iterator[deque[str]]:
     """What llama.cpp warns of meanwhile, for an error message: it returns null, and logs the reason."""
     _lines.clear()
+    _errors.clear()
     yield _lines
 
 
-def _reason(lines: deque[str]) -> str:
-    """The first error line: later ones only say that loading failed."""
-    for line in lines:
+def _reason() -> str:
+    """The first error, or warning if there is none: later ones only say that it failed."""
+    for line in (*_errors, *_lines):
         text = line.partition(": ")[2] or line
         if text:
             return text
@@ -160,10 +165,10 @@ class Model:
         split = (ctypes.c_float * int(lib.llama_max_devices()))(*params.tensor_split)
         if params.tensor_split:
             raw.tensor_split = split
-        with captured_log() as lines:
+        with captured_log():
             self.handle = lib.llama_model_load_from_file(str(path).encode(), raw)
             if not self.handle:
-                raise ModelFileError(f"{path} cannot be loaded: {_reason(lines)}")
+                raise ModelFileError(f"{path} cannot be loaded: {_reason()}")
         self.path = path
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
@@ -388,11 +393,11 @@ class Context:
             raw.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
         if params.pooling is not None:
             raw.embeddings, raw.pooling_type = True, params.pooling
-        with captured_log() as lines:
+        with captured_log():
             self.handle = lib.llama_init_from_model(model.handle, raw)
             if not self.handle:
                 raise ModelFileError(
-                    f"no context of {params.cells} tokens for {model.path}: {_reason(lines)}",
+                    f"no context of {params.cells} tokens for {model.path}: {_reason()}",
                     hint="a smaller context or fewer parallel sequences need less memory",
                 )
         self.model = model
@@ -420,7 +425,7 @@ class Context:
             return
         if code == NO_SLOT:
             raise NoRoomError("the KV cache is full", code)
-        raise DecodeError(f"llama_decode returned {code}: {_reason(_lines)}", code)
+        raise DecodeError(f"llama_decode returned {code}: {_reason()}", code)
 
     def logits(self, rows: int) -> Floats:
         """Logits of the last decode, shape (rows, n_vocab), valid until the next one."""
