@@ -159,7 +159,9 @@ class Runtime:
         if not self.facts.has_mtp:
             return f"llama.cpp has no multi-token prediction for {self.facts.architecture}"
         if heads > 1:
-            return f"the model chains {heads} prediction heads, and only single heads are supported"
+            # each head has a cache of its own, to be filled by a pass over the text for each; where llama.cpp
+            # does not know of chains for an architecture, it aborts on such a file
+            return f"the model chains {heads} prediction heads, which only managed lanes run"
         if missing := nextn_missing():
             log.warning("no multi-token prediction: %s", missing)
         return missing

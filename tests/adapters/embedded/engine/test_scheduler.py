@@ -627,3 +627,33 @@ def test_a_rollback_that_llama_cpp_does_not_support_is_refused(
         with pytest.raises(RequestError, match="recurrent state"):
             _ = engine.run(request(words, strategy))[0].end
     engine.close()
+
+
+@pytest.mark.parametrize("batch", [1, 7, 33, 512])
+def test_text_does_not_depend_on_the_size_of_batches(noisy: tuple[Path, Path], batch: int) -> None:
+    """A prompt in pieces, caught up with in pieces, is the same prompt."""
+    engine = ByHand(*noisy, batch=batch, prefill_share=batch)
+    texts = [engine.tokenize("".join(f" w{factor * i % 89}" for i in range(40))) for factor in (3, 5)]
+    readers = engine.run(request(texts[0], "draft", tokens=20), request(texts[1], "ngram+draft", tokens=20))
+    for text, reader in zip(texts, readers, strict=True):
+        assert reader.ids == reference(noisy[0], text, 20)
+    engine.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_cancelling_a_sequence_that_waits_for_its_reader(
+    calibrated: ByHand, pair: CalibratedPair, strategy: str
+) -> None:
+    """It takes no part in steps, and is gone all the same."""
+    words = prompt(calibrated, pair, "json")
+    victim = calibrated.submit(request(words, strategy, tokens=100))
+    while len(victim.ids) < 5:
+        calibrated.scheduler.step()
+    victim.full = True
+    said = len(victim.events)
+    assert not calibrated.scheduler.step(), "nobody else is there"
+    calibrated.scheduler.cancel(victim)
+    assert calibrated.scheduler.idle
+    (again,) = calibrated.run(request(words, strategy, tokens=30))
+    assert len(victim.events) == said
+    assert again.ids == pair.text_ids("json", 30)
