@@ -1,11 +1,13 @@
-"""Time to first byte that the proxy adds, for a small JSON call and for a 200-event stream.
+"""Time to first byte that proxies add, for a small JSON call and for a 200-event stream, side by side.
 
-    python -m benchmarks.bench_proxy [--calls N] [--streams N] [--leavers N]
+    python -m benchmarks.bench_proxy [--calls N] [--streams N] [--leavers N] [--litellm PROGRAM|install]
 
-A raw server answers at once, in a process of its own; `specproxy start` stands in front of it, as users run it.
-One client with a kept-alive connection to each sends the same request to both in turn, in shuffled order. What
-is shown as added is the difference of the percentiles of the same run. Then clients leave before the first byte
-or in mid-stream, and the time until the upstream's connection closes is taken. The last line is a JSON object.
+A raw server answers at once, in a process of its own; `specproxy start` stands in front of it, as users run it,
+and so do nginx and HAProxy where they are installed, and LiteLLM's proxy if asked for. One client with a
+kept-alive connection to each sends the same request to all of them in turn, in shuffled order. What is shown as
+added is the difference to the direct call's percentiles in the same run. Calls and events per core are by the
+CPU time that a proxy took for them. Then clients leave before the first byte or in mid-stream, and the time
+until the upstream's connection closes is taken. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import os
 import platform
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -24,12 +27,14 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 import psutil
 
 from benchmarks.live import free_port, get_json
+from benchmarks.peers import cpu_s, haproxy, litellm, nginx
 
 EVENTS = 200
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Write a haiku about rivers. " * 4}]}
@@ -110,19 +115,30 @@ class Client:
         self.sock = socket.create_connection(("127.0.0.1", port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def call(self, body: bytes, *, stream: bool) -> float:
-        """Seconds from sending a request to the first byte of its response, which is read to its end."""
+    def call(self, body: bytes) -> tuple[float, float]:
+        """Seconds from sending a request to the first byte of its response, and to its last."""
         begun = time.perf_counter()
         self.sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         got = self.sock.recv(1 << 16)
         taken = time.perf_counter() - begun
-        ending = b"0\r\n\r\n" if stream else REPLY
-        while not got.endswith(ending):
-            more = self.sock.recv(1 << 16)
-            if not more:
-                raise ConnectionError("the connection ended within a response")
-            got = got[-64:] + more if stream else got + more
-        return taken
+        while b"\r\n\r\n" not in got:
+            got += self._more()
+        head, _, rest = got.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        if length is not None:
+            left = int(length[1]) - len(rest)
+            while left > 0:
+                left -= len(self._more())
+        else:
+            while not rest.endswith(b"0\r\n\r\n"):
+                rest = rest[-64:] + self._more()
+        return taken, time.perf_counter() - begun
+
+    def _more(self) -> bytes:
+        more = self.sock.recv(1 << 16)
+        if not more:
+            raise ConnectionError("the connection ended within a response")
+        return more
 
 
 def wait_open(port: int, seconds: float = 20.0) -> None:
@@ -164,18 +180,49 @@ def wait_ready(url: str) -> None:
     sys.exit("the proxy did not become ready")
 
 
-def measure(
-    direct: Client, proxied: Client, n: int, *, stream: bool, rng: random.Random
-) -> tuple[list[float], list[float]]:
-    """Times to first byte in ms, direct and through the proxy."""
-    body = json.dumps({**CHAT, "stream": stream}).encode()
-    times: tuple[list[float], list[float]] = ([], [])
-    for i in range(n + n // 10):
-        for which in rng.sample((0, 1), 2):
-            taken = (direct, proxied)[which].call(body, stream=stream)
-            if i >= n // 10:  # the first tenth warms up
-                times[which].append(taken * 1e3)
-    return times
+class Peer:
+    """One way to the upstream: its connection, its process, and what calls took, in ms."""
+
+    def __init__(self, name: str, port: int, process: psutil.Process | None, every: int = 1) -> None:
+        self.name = name
+        self.client = Client(port)
+        self.process = process
+        self.every = every  # slow ones are asked once in so many rounds
+        self.first: dict[str, list[float]] = {"json": [], "stream": []}
+        self.whole: dict[str, list[float]] = {"json": [], "stream": []}
+        self.cpu: dict[str, float] = {}
+
+    def added(self, kind: str, percent: float, direct: Peer) -> float:
+        """Milliseconds to the first byte beyond those of a direct call."""
+        return float(np.percentile(self.first[kind], percent) - np.percentile(direct.first[kind], percent))
+
+    def per_core(self, kind: str) -> float:
+        """Calls, or events, that a second of CPU time was enough for."""
+        return len(self.first[kind]) * (EVENTS if kind == "stream" else 1) / max(self.cpu[kind], 1e-9)
+
+    def events_per_s(self) -> float:
+        """Events a second of the middle stream, from its first byte to its last."""
+        taken = np.array(self.whole["stream"]) - np.array(self.first["stream"])
+        return float(EVENTS / (np.median(taken) / 1e3))
+
+
+def measure(peers: list[Peer], n: int, kind: str, rng: random.Random) -> None:
+    """Call each peer about `n` times, in shuffled order each round."""
+    body = json.dumps({**CHAT, "stream": kind == "stream"}).encode()
+    for round_ in range(n + n // 10):
+        if round_ == n // 10:  # the first tenth warms up
+            for peer in peers:
+                peer.cpu[kind] = -cpu_s(peer.process) if peer.process is not None else 0.0
+        for peer in rng.sample(peers, len(peers)):
+            if round_ % peer.every:
+                continue
+            first, whole = peer.client.call(body)
+            if round_ >= n // 10:
+                peer.first[kind].append(first * 1e3)
+                peer.whole[kind].append(whole * 1e3)
+    for peer in peers:
+        if peer.process is not None:
+            peer.cpu[kind] += cpu_s(peer.process)
 
 
 def leave(upstream: int, port: int, *, begun: bool) -> float:
@@ -198,48 +245,102 @@ def leave(upstream: int, port: int, *, begun: bool) -> float:
     return (at - begin) * 1e3
 
 
+def show(peers: list[Peer]) -> dict[str, float]:
+    """Print a line for each peer and kind, and return the figures."""
+    direct, own = peers[0], peers[1]
+    result: dict[str, float] = {}
+    for kind, unit in (("json", "added_ms"), ("stream", "added_ttfb_ms")):
+        own_p50 = own.added(kind, 50, direct)
+        for peer in peers:
+            p50, p99 = np.percentile(peer.first[kind], 50), np.percentile(peer.first[kind], 99)
+            line = f"{kind:7}{peer.name:10} p50 {p50:.3f} ms, p99 {p99:.3f} ms"
+            if peer is direct:
+                print(f"{line}; {direct.events_per_s():.0f} events/s" if kind == "stream" else line)
+                continue
+            added = {percent: peer.added(kind, percent, direct) for percent in (50, 99)}
+            line += f"; added {added[50]:.3f}, {added[99]:.3f} ms; {peer.per_core(kind):.0f} per core-second"
+            if kind == "stream":
+                line += f", {peer.events_per_s():.0f} events/s"
+            prefix = "" if peer is own else f"{peer.name}_"
+            for percent, value in added.items():
+                result[f"{prefix}{kind}_{unit}_p{percent}"] = round(value, 3)
+            result[f"{prefix}{kind}_per_core_s"] = round(peer.per_core(kind))
+            if peer is not own:
+                line += f"; specproxy adds {own_p50 / added[50]:.2f} times as much"
+                result[f"over_{peer.name}_{kind}"] = round(own_p50 / added[50], 2)
+            print(line)
+        if litellm_ := next((peer for peer in peers if peer.name == "litellm"), None):
+            result[f"litellm_over_us_{kind}"] = round(litellm_.added(kind, 50, direct) / own_p50, 1)
+    if "litellm_over_us_json" in result:
+        result["litellm_over_us"] = min(result["litellm_over_us_json"], result["litellm_over_us_stream"])
+    result["events_per_s"] = round(own.events_per_s())
+    return result
+
+
+def start_peers(stack: ExitStack, upstream: int, program: str) -> list[Peer]:
+    """Start the other proxies that there are."""
+    found = []
+    for name, every in (("nginx", 1), ("haproxy", 1), ("litellm", 10)):
+        port = free_port()
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if name == "litellm":
+            process = stack.enter_context(litellm(folder, port, upstream, program))
+        else:
+            process = stack.enter_context({"nginx": nginx, "haproxy": haproxy}[name](folder, port, upstream))
+        if process is None:
+            print(f"{name}: not {'asked for' if name == 'litellm' else 'installed'}")
+            continue
+        wait_open(port, 120.0)
+        found.append(Peer(name, port, process, every))
+    return found
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--streams", type=int, default=400)
     parser.add_argument("--leavers", type=int, default=40)
+    parser.add_argument("--litellm", default="", help="LiteLLM's executable, or install")
+    parser.add_argument(
+        "--lanes", type=int, default=1, help="upstreams with the same model, so that there is a choice"
+    )
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         asyncio.run(serve(args.serve))
         return
-    upstream, port = free_port(), free_port()
+    upstreams, port = [free_port() for _ in range(args.lanes)], free_port()
+    upstream = upstreams[0]
     url = f"http://127.0.0.1:{port}"
     load = os.getloadavg()[0]
-    with (
-        tempfile.TemporaryDirectory() as state,
-        running([sys.executable, "-m", "benchmarks.bench_proxy", "--serve", str(upstream)]),
-    ):
-        wait_open(upstream)
+    with ExitStack() as stack:
+        state = stack.enter_context(tempfile.TemporaryDirectory())
+        command = [sys.executable, "-m", "specproxy", "start", "--port", str(port), "--state-dir", state]
+        command += ["--log-level", "warning"]
+        for each in upstreams:
+            stack.enter_context(running([sys.executable, "-m", "benchmarks.bench_proxy", "--serve", str(each)]))
+            wait_open(each)
+            command += ["--upstream", f"http://127.0.0.1:{each}"]
         begun = time.perf_counter()
-        command = [sys.executable, "-m", "specproxy", "start", "--upstream", f"http://127.0.0.1:{upstream}"]
-        with running([*command, "--port", str(port), "--state-dir", state, "--log-level", "warning"]) as proxy:
-            wait_open(port)
-            start_s = time.perf_counter() - begun
-            wait_ready(url)
-            time.sleep(1.0)
-            rss = psutil.Process(proxy.pid).memory_info().rss / 1e6
-            rng = random.Random(1)
-            direct, proxied = Client(upstream), Client(port)
-            calls = measure(direct, proxied, args.calls, stream=False, rng=rng)
-            streams = measure(direct, proxied, args.streams, stream=True, rng=rng)
-            gone = [leave(upstream, port, begun=i % 2 == 0) for i in range(args.leavers)]
+        proxy = stack.enter_context(running(command))
+        wait_open(port)
+        start_s = time.perf_counter() - begun
+        wait_ready(url)
+        others = start_peers(stack, upstream, args.litellm)
+        time.sleep(1.0)
+        process = psutil.Process(proxy.pid)
+        rss = process.memory_info().rss / 1e6
+        rng = random.Random(1)
+        peers = [Peer("direct", upstream, None), Peer("specproxy", port, process), *others]
+        measure(peers, args.calls, "json", rng)
+        measure(peers, args.streams, "stream", rng)
+        gone = (
+            [leave(upstream, port, begun=i % 2 == 0) for i in range(args.leavers)] if args.lanes == 1 else [0.0]
+        )
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, Python {platform.python_version()}")
-    print(
-        f"{args.calls} JSON calls and {args.streams} streams of {EVENTS} events each way, one client at a time"
-    )
-    result: dict[str, float] = {}
-    for name, unit, (plain, through) in (("json", "added_ms", calls), ("stream", "added_ttfb_ms", streams)):
-        for percent in (50, 99):
-            a, b = np.percentile(plain, percent), np.percentile(through, percent)
-            print(f"{name:7} p{percent}: direct {a:.3f} ms, through specproxy {b:.3f} ms, added {b - a:.3f} ms")
-            result[f"{name}_{unit}_p{percent}"] = round(float(b - a), 3)
+    print(f"{args.calls} JSON calls, {args.streams} streams of {EVENTS} events, one client, {args.lanes} lanes")
+    result = show(peers)
     print(
         f"client left, upstream closed: p50 {np.median(gone):.2f} ms, slowest of {len(gone)} {max(gone):.2f} ms"
     )
