@@ -17,6 +17,9 @@ __all__ = ["TOKEN_HEADER", "Guard"]
 TOKEN_HEADER = "x-specproxy-token"  # noqa: S105 (the name of a header)
 
 
+_MOST_KNOWN = 256  # names that are looked at once
+
+
 class Guard:
     """Checks request headers, of relayed requests and of our own routes.
 
@@ -31,6 +34,7 @@ class Guard:
 
     def __init__(self, token: str | None = None, *, origins: Iterable[str] = ()) -> None:
         self._names = {"localhost", socket.gethostname().lower()}
+        self._known: dict[str, bool] = {}
         self.set(token, origins)
 
     def set(self, token: str | None, origins: Iterable[str]) -> None:
@@ -80,6 +84,15 @@ class Guard:
         return bool(parts.scheme)  # an app's or extension's own scheme; "null" has none
 
     def _is_ours(self, host: str) -> bool:
+        """Whether no stranger can own this name; clients say the same one again and again."""
+        known = self._known.get(host)
+        if known is None:
+            known = self._find_out(host)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[host] = known
+        return known
+
+    def _find_out(self, host: str) -> bool:
         name = host.lower().rstrip(".")
         try:
             ipaddress.ip_address(name.strip("[]"))

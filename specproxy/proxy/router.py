@@ -105,7 +105,7 @@ class Router:
     ) -> None:
         self.policy = policy
         self.load = Load()
-        self._backends = list(backends)
+        self.set_backends(backends)
         self._rng = rng
         self._primary = primary
         self._wall = wall
@@ -131,6 +131,8 @@ class Router:
     def set_backends(self, backends: Sequence[Backend]) -> None:
         """Replace the backends; requests in flight stay where they are."""
         self._backends = list(backends)
+        self._by_name = {backend.name: backend for backend in reversed(backends)}
+        self._telling = {b.name: b for b in backends if isinstance(b, TellsDrafts)}
 
     def on_observation(self, listener: Listener) -> None:
         """Call `listener` with every Observation and its Decision (None where none was reached)."""
@@ -398,7 +400,7 @@ class Router:
         return Decision(lane, workload, "unknown_model", "no lane names this model")
 
     def _backend_of(self, lane: Lane) -> Backend:
-        return next(b for b in self._backends if b.name == lane.backend)
+        return self._by_name[lane.backend]
 
     def _counted(self, status: LaneStatus) -> LaneStatus:
         ours = self._in_flight.get(status.lane.id, 0)
@@ -414,8 +416,8 @@ class Router:
     ) -> Observation:
         lane = ticket.lane
         drafted, accepted = reply.draft_tokens, reply.accepted_tokens
-        if not drafted and isinstance(ticket.backend, TellsDrafts):
-            drafted, accepted = ticket.backend.take_drafts(lane.id)
+        if not drafted and (telling := self._telling.get(ticket.backend.name)) is not None:
+            drafted, accepted = telling.take_drafts(lane.id)
         return Observation(
             request_id=ticket.id,
             at=self._wall(),
