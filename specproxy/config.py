@@ -176,8 +176,8 @@ class LogSettings(_Section):
 class Deployment(_Section):
     """A server, or several that are interchangeable, on which lanes run; on another machine mostly."""
 
-    kind: Literal["openai", "lmstudio", "mlx", "vllm", "sglang"] = "openai"
-    """What serves there: any server with OpenAI's API, LM Studio, mlx_lm.server, vLLM or SGLang."""
+    kind: Literal["openai", "llama-server", "lmstudio", "mlx", "vllm", "sglang"] = "openai"
+    """What serves there: llama-server, LM Studio, mlx_lm.server, vLLM, SGLang, or any with OpenAI's API."""
     urls: Annotated[tuple[Url, ...], BeforeValidator(_items)] = Field(min_length=1)
     """Base URLs of equal servers: each request goes to the least loaded one that is well."""
     target: str = Field(min_length=1)

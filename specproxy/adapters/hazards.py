@@ -32,7 +32,7 @@ def control(found: ProbeResult) -> str:
     if build is not None and build <= LAST_WITH_FIELD:
         return "the request field speculative.n_max, which this build honours; it is tried at the first start"
     if build is not None:
-        return "none by request since b9109; further lanes beside it, or a router with presets"
+        return "none by request since b9109; further lanes beside it, a router with presets, or several servers"
     return "not known for this build: a request field is tried at the first start"
 
 

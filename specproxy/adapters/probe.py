@@ -80,6 +80,8 @@ class Prober:
             return await self._ollama(url, transport, ask, str(version[1]["version"]))
         if any(status == 503 and "loading model" in _error(body) for status, body in (models, props)):
             return ProbeResult(True, "llama-server", loading=True)
+        if any(status == 401 and _error(body) == "invalid api key" for status, body in (models, props)):
+            return await self._llama_server(url, transport, models[1], {})  # behind a prefix nothing is public
         owners = {str(entry.get("owned_by", "")) for entry in _data(models[1])}
         if (props[0] == 200 and isinstance(_field(props[1], "build_info"), str)) or "llamacpp" in owners:
             if props[0] == 0:

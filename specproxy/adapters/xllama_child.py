@@ -45,6 +45,7 @@ FLAGS: dict[tuple[str, ...], tuple[str, Callable[[str], Any]]] = {
     ("-fit", "--fit"): ("fit_params", _switch),
     ("-cram", "--cache-ram"): ("cache_ram_mib", int),
     ("--api-prefix",): ("api_prefix", str),
+    ("--api-key",): ("api_keys", lambda text: text.split(",")),
     ("-n", "--predict", "--n-predict"): ("n_predict", int),
     ("-lv", "--verbosity", "--log-verbosity"): ("verbosity", int),
     ("--chat-template",): ("chat_template", str),

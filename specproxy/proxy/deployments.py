@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from specproxy.adapters.base import Backend, ProbeResult
+from specproxy.adapters.llama_deployed import LlamaServerBackend
 from specproxy.adapters.lmstudio import LmStudioBackend
 from specproxy.adapters.mlx_lm import MlxBackend
 from specproxy.adapters.openai_compat import Deployed, OpenAiBackend
@@ -25,7 +26,14 @@ __all__ = ["ADAPTERS", "Deployments", "deployed"]
 
 ADAPTERS: Mapping[str, type[OpenAiBackend]] = {
     adapter.kind: adapter
-    for adapter in (OpenAiBackend, LmStudioBackend, MlxBackend, VllmBackend, SglangBackend)
+    for adapter in (
+        OpenAiBackend,
+        LlamaServerBackend,
+        LmStudioBackend,
+        MlxBackend,
+        VllmBackend,
+        SglangBackend,
+    )
 }
 
 LOOK_S = 10.0  # between looks at servers that are well

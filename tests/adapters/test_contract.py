@@ -116,6 +116,10 @@ class TestOpenAi(DeployedContract):
     kind = "openai"
 
 
+class TestLlamaServer(DeployedContract):
+    kind = "llama-server"
+
+
 class TestLmStudio(DeployedContract):
     kind = "lmstudio"
 

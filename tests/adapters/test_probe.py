@@ -95,6 +95,9 @@ async def test_a_llama_server_behind_a_key_is_known_by_its_models() -> None:
     server.routes["GET /props"] = (401, {"error": {"message": "Invalid API Key"}})
     found = await look(server)
     assert (found.kind, found.models, found.served[0].path) == ("llama-server", ("m",), "")
+    server.routes["GET /v1/models"] = server.routes["GET /props"]
+    found = await look(server)  # with --api-prefix the list is not public either
+    assert (found.kind, found.models) == ("llama-server", ())
 
 
 async def test_ollama_tells_models_apart() -> None:

@@ -19,7 +19,7 @@ from tests.support.client import RawClient, RawReply, post
 from tests.support.proxy import Proxy, running_proxy
 from tests.support.rude import MOODS, RudeServer
 
-SIDECAR_KINDS = ("llama-server", "llama-router", "ollama")
+SIDECAR_KINDS = ("in front of llama-server", "llama-router", "ollama")
 KINDS = (*ADAPTERS, *SIDECAR_KINDS)
 ROUTES = {
     "/v1/chat/completions": b'{"error":{"message":',

@@ -24,6 +24,7 @@ from specproxy.proxy.deployments import ADAPTERS, Deployments, deployed
 from specproxy.proxy.fleet import Fleet
 from specproxy.records import Control, Health
 from tests.support.client import RawClient, RawReply, post
+from tests.support.fakes import fake_llama_server
 from tests.support.proxy import Proxy, running_proxy
 from tests.support.upstream import Conn, Received, Upstream
 
@@ -251,6 +252,30 @@ async def test_a_failed_server_is_left_and_looked_at_again() -> None:
         await named.aclose()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "drafts", "note"),
+    [
+        ("plain", False, ""),
+        ("ngram", True, ""),
+        ("plain", True, "it drafts, and is configured as plain"),
+        ("ngram", False, "it does not draft: is one missing?"),
+        ("ngram", None, ""),
+    ],
+)
+async def test_a_llama_server_is_what_its_slots_say(strategy: str, drafts: bool | None, note: str) -> None:
+    """What contradicts the configuration is out of use; what is not told is believed."""
+    fake = fake_llama_server(speculative=bool(drafts))
+    if drafts is None:
+        fake.routes["GET /slots"] = (501, {"error": "no slots"})
+    async with fake as server:
+        one = Deployment(kind="llama-server", urls=(server.url,), target="m", strategy=strategy)
+        [backend] = deployed([one], {})
+        await backend.check()
+        [status] = backend.lanes()
+        assert (status.note, status.health is Health.READY) == (note, not note)
+        await backend.aclose()
+
+
 VLLM = 'vllm:spec_decode_num_draft_tokens_total{{model_name="m"}} {}\n' \
     'vllm:spec_decode_num_accepted_tokens_total{{model_name="m"}} {}\n' \
     'vllm:spec_decode_num_draft_tokens_total{{model_name="lora"}} 999\n'  # fmt: skip
@@ -297,7 +322,7 @@ async def test_metrics_that_are_none(text: str) -> None:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_can_be_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its deployments become lanes of one target."""
-    for name in ("VLLM_API_KEY", "INFERENCE_API_KEY"):
+    for name in ("VLLM_API_KEY", "INFERENCE_API_KEY", "LLAMA_KEY"):
         monkeypatch.setenv(name, "k")
     settings = config.load(path, environ={})
     backends = deployed(settings.deployments)

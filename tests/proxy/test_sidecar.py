@@ -350,3 +350,9 @@ async def test_a_failed_connection_marks_the_lane_and_hurries_the_next_look() ->
         await asyncio.sleep(0)
     assert town.looked.is_set()
     await fleet.aclose()
+
+
+def test_the_usual_places() -> None:
+    """Ollama's port, llama-server's old and new one, and LM Studio's."""
+    assert [url.rpartition(":")[2] for url in sidecar.USUAL_URLS] == ["11434", "8080", "9931", "1234"]
+    assert all(url.startswith("http://127.0.0.1:") for url in sidecar.USUAL_URLS)

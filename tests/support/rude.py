@@ -64,7 +64,7 @@ class RudeServer(Upstream):
                 "/api/ps": tags,
                 "/api/show": show,
             }
-        if self.kind == "llama-server":
+        if self.kind in ("llama-server", "in front of llama-server"):
             return {"/v1/models": {"data": [entry | {"owned_by": "llamacpp"}]}, "/props": llama_props()}
         if self.kind == "llama-router":
             entry["status"] = {"value": "loaded", "args": ["llama-server", "--model", "/m.gguf"]}
