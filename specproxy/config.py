@@ -238,6 +238,8 @@ class Settings(_Section):
     """Web origins whose pages may call besides this machine's, such as https://chat.example; * is all."""
     upstream: tuple[Url, ...] = ()
     """Base URLs of running servers. None and no model: the usual ports are probed."""
+    aliases: tuple[str, ...] = ()
+    """Further names for models, such as gpt-4o=qwen3:8b: who asks for the first gets the second."""
     deployments: tuple[Deployment, ...] = ()
     """Servers with OpenAI's API on which lanes run, on this machine or others; see examples/."""
     model: str | None = None
@@ -300,7 +302,7 @@ class Settings(_Section):
             raise ValueError(f"should begin with {', '.join(STORE_SCHEMES)}")
         return value
 
-    @field_validator("strategies", "origins", mode="before")
+    @field_validator("strategies", "origins", "aliases", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return _items(value)
@@ -311,6 +313,21 @@ class Settings(_Section):
         for name in value or ():
             _strategy(name)
         return value
+
+    @field_validator("aliases")
+    @classmethod
+    def _parse_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pair in value:
+            name, _, model = pair.partition("=")
+            if not name.strip() or not model.strip():
+                raise ValueError(f"{pair!r} should be NAME=MODEL")
+        return value
+
+    @property
+    def model_aliases(self) -> dict[str, str]:
+        """`aliases` as a mapping."""
+        pairs = (pair.partition("=") for pair in self.aliases)
+        return {name.strip(): model.strip() for name, _, model in pairs}
 
     def problems(self) -> list[str]:
         """What is wrong with the settings taken together, one line each."""

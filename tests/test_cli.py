@@ -124,7 +124,17 @@ def test_start_has_a_flag_for_every_top_level_key() -> None:
     command = cli.get_command(click.Context(cli), "start")
     assert command is not None
     flags = {param.name for param in command.params}
-    elsewhere = {"token", "origins", "learner", "limits", "log", "capture", "deployments", "probe_fields"}
+    elsewhere = {
+        "token",
+        "origins",
+        "learner",
+        "limits",
+        "log",
+        "capture",
+        "aliases",
+        "deployments",
+        "probe_fields",
+    }
     assert set(Settings.model_fields) - flags == elsewhere
 
 

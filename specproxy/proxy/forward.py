@@ -198,9 +198,11 @@ class Forwarder:
             await tried[-1].run()
 
     def _attempt(self, call: Call, ticket: Ticket, body: bytes, *, hold_errors: bool) -> Attempt:
-        lane = ticket.lane
-        if lane.overrides or lane.upstream_model:
-            body = splice(body, model=lane.upstream_model, fields=lane.overrides)
+        lane, asked = ticket.lane, ticket.model
+        meant = self._router.meant(asked)
+        model = lane.upstream_model or (meant if meant != asked else None)
+        if lane.overrides or model:
+            body = splice(body, model=model, fields=lane.overrides)
         upstream = UpstreamRequest(
             call.request.method,
             call.target,
@@ -209,8 +211,7 @@ class Forwarder:
             len(body),
             replayable=True,
         )
-        renamed = lane.upstream_model and ticket.model and lane.upstream_model != ticket.model
-        renamer = Renamer(lane.upstream_model or "", ticket.model) if renamed else None
+        renamer = Renamer(model, asked) if model and asked and model != asked else None
         hold = self._replayer.hold(ticket, body) if self._replayer is not None else 0
         attempt = self._tapped(call, ticket, hold_errors=hold_errors, renamer=renamer, hold=hold)
         attempt.begin(partial(ticket.backend.open, upstream, lane))

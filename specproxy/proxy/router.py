@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,7 +89,8 @@ class Ticket:
 class Router:
     """Lanes of all backends, the policy that chooses among them, and the listeners that hear what came of it.
 
-    `primary` names the backend to which everything goes that is not routed (the first one by default).
+    `primary` names the backend to which everything goes that is not routed (the first one by default), `aliases`
+    maps further names to models: who asks for one gets the other.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Router:
         wall: Callable[[], float] = time.time,
         repeats: RepeatMemory | None = None,
         quarantine: Quarantine | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.policy = policy
         self.load = Load()
@@ -109,6 +111,7 @@ class Router:
         self._rng = rng
         self._primary = primary
         self._wall = wall
+        self._aliases = dict(aliases or {})
         self._repeats = repeats or RepeatMemory()
         self._quarantine = quarantine or Quarantine()
         self._prefixes = PrefixMemory()
@@ -180,7 +183,7 @@ class Router:
         workload = classify(facts)
         request_id = f"{self._run}{next(self._ids):08x}"
         statuses = self._lanes_for(facts, self._all_lanes() if verifying and pin is not None else self.lanes())
-        target = statuses[0].lane.target if statuses else facts.model or ""
+        target = statuses[0].lane.target if statuses else self.meant(facts.model) or ""
         repeat = self._repeats.add(self._repeats.digest(target, facts.turns))
         blocks = self._prefixes.blocks(facts.turns)
         stay = self.load.enter(now)
@@ -259,7 +262,9 @@ class Router:
         if pin is not None or len(statuses) != 1 or statuses[0].health is not Health.READY:
             return None
         lane = statuses[0].lane
-        plain_sailing = not (lane.headers or lane.overrides or lane.upstream_model)
+        plain_sailing = not (
+            lane.headers or lane.overrides or lane.upstream_model or facts.model in self._aliases
+        )
         return (self._backend_of(lane), lane) if plain_sailing else None
 
     def preview(self, facts: RequestFacts, *, pin: str | None = None) -> Decision:
@@ -334,7 +339,7 @@ class Router:
 
     def _lanes_for(self, facts: RequestFacts, lanes: Sequence[LaneStatus]) -> tuple[LaneStatus, ...]:
         """Lanes of the model's target that can answer: those that name it, else those that take any name."""
-        model = facts.model
+        model = self.meant(facts.model)
         statuses = [s for s in lanes if s.lane.can_answer(facts)]
         named = [s for s in statuses if model in s.lane.models]
         fitting = named or [s for s in statuses if not s.lane.models or model is None]
@@ -342,6 +347,10 @@ class Router:
             return ()
         target = fitting[0].lane.target
         return tuple(s for s in fitting if s.lane.target == target)
+
+    def meant(self, model: str | None) -> str | None:
+        """The model behind a name that a client asks for."""
+        return self._aliases.get(model, model) if model is not None else None
 
     def _situation(
         self,

@@ -91,6 +91,7 @@ class Service:
             rng=np.random.default_rng(),
             primary=self._fleet.primary,
             quarantine=self._quarantine,
+            aliases=settings.model_aliases,
         )
         self._replays = ReplayAccount()
         self._replayer = TextReplayer(self.router, self.policy, self._replays, ours=_is_our_server)
