@@ -89,8 +89,8 @@ class Ticket:
 class Router:
     """Lanes of all backends, the policy that chooses among them, and the listeners that hear what came of it.
 
-    `primary` names the backend to which everything goes that is not routed (the first one by default), `aliases`
-    maps further names to models: who asks for one gets the other.
+    `primary` names the backend to which everything goes that is not routed (the first one by default),
+    `aliases` maps further names to models: who asks for one gets the other.
     """
 
     def __init__(
