@@ -182,7 +182,9 @@ def _beside(at: Standing, plan: ManagedPlan) -> Rung:
 def _missing(at: Standing) -> Iterator[str]:
     """Why none of the lower rungs was taken."""
     yield at.field or NO_FIELD.get(at.found.kind, "no request field is known for this server")
-    if at.plan is not None and at.plan.refused:
+    if at.found.kind == "llama-router":
+        yield "no two of its presets decode one model in different ways"
+    elif at.plan is not None and at.plan.refused:
         yield "no further lane fits (" + "; ".join(f"{r.id}: {r.reason}" for r in at.plan.refused) + ")"
     elif at.trouble:
         yield f"further lanes could not be had: {at.trouble}"
@@ -210,7 +212,7 @@ def _advice(at: Standing) -> Iterator[str]:
         return
     facts = model_facts(model, weights.facts if weights is not None else None)
     if weights is not None and weights.facts is not None:
-        if not at.consent:
+        if not at.consent and at.found.kind != "llama-router":
             command = shlex.join(["specproxy", "start", "--upstream", at.url, "--manage"])
             yield f"To let specproxy start further lanes on the same weights:\n{command}"
         if at.found.kind == "ollama" and not at.may_reload and other_way(model, weights.facts) is not None:
@@ -221,6 +223,9 @@ def _advice(at: Standing) -> Iterator[str]:
         if at.found.kind == "ollama":
             command = shlex.join(["specproxy", "start", "--model", model.name, "--upstream", at.url])
             yield (f"With a strategy for each request, in the embedded engine and not in Ollama:\n{command}")
+        if at.found.kind == "llama-router":
+            command = shlex.join(["specproxy", "init", "--model", str(weights.facts.path)])
+            yield f"For presets of this model with every way to decode it, written to a file:\n{command}"
         if at.found.kind == "llama-server":
             command = shlex.join(["specproxy", "start", "--model", str(weights.facts.path)])
             yield f"Instead of this server, with a strategy for each request:\n{command}"

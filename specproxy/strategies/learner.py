@@ -164,6 +164,9 @@ class Learner:
             plain.chance = 1.0
             when = "again after a change" if model.speed.plain_checks else "first"
             return _Choice(plain, "plain_first", f"plain is measured {when}, to compare the others with")
+        if plain is not None and all(view.load_s for view in pricing.views):
+            plain.chance = 1.0
+            return _Choice(plain, "plain_first", "nothing is in memory, so plain is loaded")
         if model.movable:
             load = plan_load(model, situation, pricing, settings, self._dwells)
             if load is not None:

@@ -219,3 +219,29 @@ def test_facts_for_the_learner_come_from_the_file_or_the_server() -> None:
     assert model_facts(model, None) == LaneFacts(mtp_layers=1, slots=2)
     assert model_facts(replace(model, experts_used=2), None) == LaneFacts(8, 2, mtp_layers=1, slots=2)
     assert model_facts(model, facts(block_count=40)) == LaneFacts(layers=40, slots=2)
+
+
+# --- presets of a router -----------------------------------------------------------------------------
+
+
+def section(name: str, strategy: str, group: str = "g") -> ServedModel:
+    told = Strategy.parse(strategy)
+    return ServedModel(name, path="/m.gguf", drafting=not told.is_plain, group=group, strategy=told)
+
+
+def test_presets_of_one_model_are_a_choice() -> None:
+    """Said by model; where they displace each other, that and the flag."""
+    both = (section("m", "plain"), section("m-mtp", "mtp"), section("other", "plain", "o"))
+    found = ProbeResult(True, "llama-router", "b1", served=both, detail={"models_max": 4})
+    assert rung(Standing(URL, found, both[0])) == Rung(2, "presets of the router", "m: plain, mtp")
+    few = rung(Standing(URL, replace(found, detail={"models_max": 1}), both[0]))
+    assert "--models-max" in few.advice[0]
+
+
+def test_a_router_without_a_choice_is_told_how_to_get_one() -> None:
+    """By the presets that we can write; lanes beside a router are not to be had."""
+    lone = section("m", "plain")
+    at = Standing(URL, ProbeResult(True, "llama-router", "b1", served=(lone,)), lone, WEIGHTS)
+    assert rung(at).number == 4
+    assert "no two of its presets decode one model in different ways" in rung(at).why
+    assert commands(at) == [["specproxy", "init", "--model", "/my models/m.gguf"]]

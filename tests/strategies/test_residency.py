@@ -127,3 +127,12 @@ def test_idle_time_is_used_for_a_load_that_is_due() -> None:
     assert learner.idle_switch(machine.status(), at=1061.0) is not None
     assert Learner().idle_switch(machine.status(), at=0.0) is None
     assert learner.idle_switch((), at=0.0) is None
+
+
+def test_with_nothing_in_memory_plain_is_loaded() -> None:
+    """A load has to be made anyway, and all others are held against plain; as after a server was idle."""
+    machine, learner = Machine(6.0, {JSON: 0.5}), Learner()
+    for _ in range(2):
+        machine.resident = ""
+        assert machine.serve(learner, JSON) == "plain_first"
+        assert machine.resident == "plain"
