@@ -17,11 +17,11 @@ def without_equals(
     Between equal loads the longer cached prompt decides (`hits`, in tokens by lane id), then whose last turn is
     the longest ago (`turns`, a running number by lane id).
     """
-    sets: dict[tuple[str, str], list[LaneStatus]] = {}
+    if len({status.lane.fingerprint for status in lanes}) == len(lanes):
+        return lanes  # as nearly always
+    sets: dict[tuple[str, tuple[str, ...]], list[LaneStatus]] = {}
     for status in lanes:
-        sets.setdefault((status.lane.fingerprint, status.lane.strategy.name), []).append(status)
-    if len(sets) == len(lanes):
-        return lanes
+        sets.setdefault((status.lane.fingerprint, status.lane.strategy.drafters), []).append(status)
 
     def rank(status: LaneStatus) -> tuple[float, int, int]:
         lane = status.lane
