@@ -84,10 +84,10 @@ def checked(found: Round) -> Sequence[LaneReport]:
 # --- honest lanes -------------------------------------------------------------------------------------
 
 
-async def clean(servers: Servers, count: int) -> Iterator[str]:
+async def clean(servers: Servers, count: int, skip: int) -> Iterator[str]:
     """Plain and n-gram lanes of one file; a fault would be a false one."""
     lanes = await servers.start(smollm2("Q4_1"), {"plain": "plain", "ngram": "ngram"})
-    found = await asyncio.to_thread(run, servers, lanes, chats()[:count])
+    found = await asyncio.to_thread(run, servers, lanes, chats()[skip : skip + count])
     lines = [f"honest lanes, SmolLM2-135M Q4_1, {count} clean prompts"]
     for report in checked(found):
         prompts = {fork.prompt for fork in report.forks if fork.judgement == "fault"}
@@ -219,7 +219,7 @@ async def measure(args: argparse.Namespace) -> None:
             servers = Servers(stack, args.tokens, args.threads)
             match part:
                 case "clean":
-                    lines = await clean(servers, args.prompts)
+                    lines = await clean(servers, args.prompts, args.skip)
                 case "accepts":
                     lines = await accepts(servers, args.prompts // 2)
                 case "foreign":
@@ -234,6 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=["clean", "accepts", "foreign", "quants"])
     parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--skip", type=int, default=0, help="prompts to leave out at the start of `clean`")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
