@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -31,7 +31,7 @@ class WorldError(Exception):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Plain(_Part):
@@ -46,20 +46,32 @@ class Plain(_Part):
 class Noise(_Part):
     """Noise of measured times, all lanes alike; what lanes differ by beside it is in `LaneTruth`."""
 
-    request: float = 0.05  # sd of ln(time per token) between requests
-    token: float = 0.5  # its sd at one token, falling with the root of the number of tokens
-    swing: float = 0.02  # sd of the machine's slow swings
-    swing_requests: float = 40.0  # how long they last
-    stall_share: float = 0.005  # share of requests with a stall
+    request: float = Field(default=0.05, ge=0)  # sd of ln(time per token) between requests
+    token: float = Field(
+        default=0.5, ge=0
+    )  # its sd at one token, falling with the root of the number of tokens
+    swing: float = Field(default=0.02, ge=0)  # sd of the machine's slow swings
+    swing_requests: float = Field(default=40.0, gt=0)  # how long they last
+    stall_share: float = Field(default=0.005, ge=0, le=1)  # share of requests with a stall
     stall: float = Field(default=0.5, ge=0, lt=1)  # mean ln(time per token) that a stall adds
+
+
+Level = Annotated[int, Field(ge=1)]  # requests in flight
+Share = Annotated[float, Field(gt=0)]
+Width = Annotated[int, Field(ge=1)]
+Cost = Annotated[float, Field(gt=0)]
 
 
 class Traffic(_Part):
     """How requests come."""
 
     run: float = Field(default=1.0, ge=1)  # mean number of requests of one kind in a row
-    in_flight: tuple[tuple[int, float], ...] = ((1, 1.0),)  # (requests in flight, share of the time)
-    usage_only_share: float = 0.0  # share of replies without server timings: wall clock, at a lower weight
+    in_flight: tuple[tuple[Level, Share], ...] = Field(
+        default=((1, 1.0),), min_length=1
+    )  # and share of the time
+    usage_only_share: float = Field(
+        default=0.0, ge=0, le=1
+    )  # share of replies without server timings: wall clock, at a lower weight
 
 
 class WorldLane(_Part):
@@ -70,8 +82,21 @@ class WorldLane(_Part):
     control: Literal["request", "instance", "reload"] = "instance"
     backend: str = "machine"
     load_s: float = Field(default=0.0, ge=0)
-    verify: tuple[tuple[int, float], ...] = DENSE  # true cost of verifying w tokens, in plain steps
+    verify: tuple[tuple[Width, Cost], ...] = Field(
+        default=DENSE, min_length=1
+    )  # true cost of verifying w tokens, in plain steps
     load: float = 0.0  # ln(ratio) per further request in flight: at some load drafting stops paying
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        try:
+            Strategy.parse(self.strategy)
+        except ValueError as error:
+            raise ValueError(f"strategy {self.strategy!r}: {error}") from error
+        widths = [width for width, _ in self.verify]
+        if widths != sorted(set(widths)):
+            raise ValueError("verify: widths must ascend")
+        return self
 
 
 class LaneTruth(_Part):
@@ -105,12 +130,12 @@ class Lengths(_Part):
 class Kind(_Part):
     """A kind of request; lanes that aren't named do as plain does."""
 
-    kind: str
+    kind: str = Field(pattern="^[^/]+$")
     temperature: TempBucket = TempBucket.WARM
     share: float = Field(gt=0)
     prompt: Lengths = Lengths(median=200)
     output: Lengths = Lengths(median=150)
-    limit: int | None = None  # the request's max_tokens
+    limit: int | None = Field(default=None, ge=4)  # the request's max_tokens
     lanes: dict[str, LaneTruth] = {}
 
     @property
@@ -153,6 +178,14 @@ class World(_Part):
         named = {name for kind in self.kinds for name in kind.lanes} | {event.lane for event in self.events}
         if unknown := sorted(named - set(ids)):
             raise ValueError(f"unknown lane {unknown[0]}")
+        keys = [kind.key for kind in self.kinds]
+        if len(set(keys)) != len(keys):
+            raise ValueError("two kinds have the same name and temperature")
+        meant = {name for event in self.events for name in event.kinds} - {kind.kind for kind in self.kinds}
+        if meant:
+            raise ValueError(f"an event names the unknown kind {min(meant)}")
+        if len({lane.backend for lane in self.lanes if lane.control == "reload"}) > 1:
+            raise ValueError("only one backend may be under reload control")
         drafts = {lane.id for lane in self.lanes if _is_ngram(lane)}
         for kind in self.kinds:
             for name, truth in kind.lanes.items():
@@ -174,14 +207,18 @@ def load_worlds(folder: Path) -> list[World]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise WorldError(f"no world files (*.json) in {folder}")
-    worlds = []
+    worlds: dict[str, World] = {}
     for file in files:
         try:
-            worlds.append(World.model_validate(json.loads(file.read_text(encoding="utf-8"))))
+            world = World.model_validate(json.loads(file.read_text(encoding="utf-8")))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise WorldError(f"{file.name}: {where}: {first['msg']}") from error
+            what = first["msg"].removeprefix("Value error, ")
+            raise WorldError(": ".join(filter(None, (file.name, where, what)))) from error
         except (OSError, ValueError) as error:
             raise WorldError(f"{file.name}: {error}") from error
-    return worlds
+        if world.name in worlds:
+            raise WorldError(f"{file.name}: another file has a world of the name {world.name}, too")
+        worlds[world.name] = world
+    return list(worlds.values())

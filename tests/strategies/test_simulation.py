@@ -67,6 +67,29 @@ def test_the_example_of_the_readme_is_valid() -> None:
         ({"events": [{"after": 3, "lane": "draft"}]}, "unknown lane draft"),
         ({"kinds": [{"kind": "code", "share": 1, "lanes": {"mtp": {"sd": 0.1}}}]}, "exactly one of"),
         ({"kinds": [{"kind": "code", "share": 1, "lanes": {"mtp": {"hits": 0.1, "accept": 0.5}}}]}, "n-gram"),
+        ({"traffic": {"in_flight": []}}, "traffic.in_flight"),
+        ({"traffic": {"in_flight": [[0, 1.0]]}}, "traffic.in_flight.0.0"),
+        ({"traffic": {"in_flight": [[1, 0.0]]}}, "traffic.in_flight.0.1"),
+        ({"noise": {"swing_requests": 0}}, "noise.swing_requests"),
+        ({"noise": {"request": -0.1}}, "noise.request"),
+        ({"plain": {"tokens_per_s": float("inf"), "prefill_tokens_per_s": 500}}, "plain.tokens_per_s"),
+        ({"lanes": [{"id": "plain", "strategy": "plain"}, {"id": "mtp", "strategy": "mtp:x"}]}, "mtp:x"),
+        ({"lanes": [{"id": "plain", "strategy": "plain"}, {"id": "mtp", "strategy": ""}]}, "empty strategy"),
+        ({"lanes": [{"id": "plain", "strategy": "plain", "verify": [[4, 2], [1, 1]]}]}, "widths must ascend"),
+        ({"lanes": [{"id": "plain", "strategy": "plain", "verify": []}]}, "lanes.0.verify"),
+        ({"kinds": [{"kind": "code", "share": 1}] * 2}, "two kinds have the same name"),
+        ({"kinds": [{"kind": "a/b", "share": 1}]}, "kinds.0.kind"),
+        ({"kinds": [{"kind": "code", "share": 1, "limit": 0}]}, "kinds.0.limit"),
+        ({"events": [{"after": 1, "lane": "mtp", "kinds": ["poem"]}]}, "unknown kind poem"),
+        (
+            {
+                "lanes": [
+                    {"id": "plain", "strategy": "plain", "control": "reload", "backend": "a"},
+                    {"id": "mtp", "strategy": "mtp", "control": "reload", "backend": "b"},
+                ]
+            },
+            "only one backend may be under reload control",
+        ),
     ],
 )
 def test_bad_worlds_are_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
@@ -82,6 +105,14 @@ def test_no_worlds_and_no_json(tmp_path: Path) -> None:
         load_worlds(tmp_path)
     (tmp_path / "a.json").write_text("{", encoding="utf-8")
     with pytest.raises(WorldError, match=r"a\.json"):
+        load_worlds(tmp_path)
+
+
+def test_two_worlds_of_one_name(tmp_path: Path) -> None:
+    """Their figures would be mixed up."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(world()))
+    with pytest.raises(WorldError, match=r"b\.json: another file has a world of the name small"):
         load_worlds(tmp_path)
 
 
