@@ -30,6 +30,7 @@ from specproxy.records import (
     LaneStatus,
     Observation,
     Outcome,
+    OutputForm,
     RequestFacts,
     Situation,
     Strategy,
@@ -75,6 +76,7 @@ class Ticket:
     repeat: bool
     blocks: tuple[int, ...] = ()  # hashes of the prompt's beginnings
     model: str = ""  # the name that the client asked for
+    formed: bool = False  # a form of the answer was asked for
     loads: bool = False  # the lane was not in memory when it was chosen
     known: bool = True
     plain: LaneStatus | None = None  # where a retry may go
@@ -212,6 +214,7 @@ class Router:
             repeat=repeat,
             blocks=blocks,
             model=facts.model or "",
+            formed=facts.output is not OutputForm.FREE,
             loads=any(s.lane.id == lane.id and not s.resident for s in statuses),
             known=bool(statuses),
             plain=_plain_beside(lane, statuses),
@@ -453,7 +456,7 @@ class Router:
             concurrency=self.load.leave(ticket.stay, now),
             repeat=ticket.repeat,
             propensity=ticket.decision.propensity,
-            weight=reply.weight,
+            weight=0.0 if ticket.formed and reply.thought else reply.weight,
         )
 
     def _refused(

@@ -44,6 +44,8 @@ _LLAMACPP = frozenset({Dialect.LLAMACPP, Dialect.LLAMACPP_INFILL})
 _CONTENT = re.compile(
     rb'"(?:content|reasoning_content|reasoning|thinking|text|response|delta|arguments|partial_json|name)"\s?:\s?"[^"]'
 )
+# Thoughts, and how Ollama's OpenAI routes are known.
+_THOUGHTS, _BY_OLLAMA = re.compile(rb'"(?:thinking|reasoning)"\s?:\s?"[^"]'), b'"fp_ollama"'
 # Events that may carry content, where other events hold text too.
 _CONTENT_ONLY_IN = {Dialect.OPENAI_RESPONSES: b'.delta"', Dialect.ANTHROPIC: b"content_block_delta"}
 
@@ -68,7 +70,8 @@ class ReplyFacts:
     tool calls included; None for a reply in one piece. `complete` says that the reply reached the end that
     its dialect marks; where that cannot be read (an unknown dialect, a compressed reply) it is true and the
     transport decides. `error` is an error status, or an error in mid-stream. `weight` (0 to 1) is how far the
-    figures are to be trusted.
+    figures are to be trusted. `thought` says that an Ollama showed thoughts: with a form for the answer it then
+    decodes twice, and its figures are of the second time alone.
     """
 
     prompt_tokens: int = 0
@@ -84,6 +87,7 @@ class ReplyFacts:
     complete: bool = False
     error: bool = False
     weight: float = 0.0
+    thought: bool = False
 
 
 class Tap:
@@ -117,6 +121,7 @@ class Tap:
         self._done_at: float | None = None
         self._error = False
         self._several = False
+        self._thought = False
         self._hold = hold
         self._held: list[bytes] = []
 
@@ -191,6 +196,7 @@ class Tap:
             self._events += counted
             if self._first_at is None:
                 self._first_at = now
+                self._look_for_thoughts(b"\n".join(events))
         together = events[0] if len(events) == 1 else b"\n".join(events)
         if len(together) < EVENT_LIMIT and not self._is_marked(together):
             return
@@ -199,6 +205,10 @@ class Tap:
                 self._take(salvage(event), now)
             elif self._is_marked(event):
                 self._inspect(event, now)
+
+    def _look_for_thoughts(self, data: bytes) -> None:
+        """Whether an Ollama begins with thoughts."""
+        self._thought = bool(_THOUGHTS.search(data)) and (self._dialect in _OLLAMA or _BY_OLLAMA in data)
 
     def _is_marked(self, data: bytes) -> bool:
         """Whether anything in it promises figures, an end or an error."""
@@ -233,6 +243,7 @@ class Tap:
     def _read_document(self, now: float) -> None:
         """A reply in one piece: parsed whole if it was kept whole, else by what its end holds."""
         text = self._document.end()
+        self._look_for_thoughts(text)
         payload = parse_object(text) if self._document.whole else salvage(text)
         if payload is not None:
             self._read(payload)
@@ -266,6 +277,7 @@ class Tap:
             complete=complete,
             error=self._error,
             weight=weight if complete and not self._several else 0.0,
+            thought=self._thought,
         )
 
     def _source(self) -> TimingSource:

@@ -20,6 +20,7 @@ from specproxy.records import (
     Lane,
     Observation,
     Outcome,
+    OutputForm,
     RequestFacts,
     TimingSource,
     Turn,
@@ -459,3 +460,22 @@ def test_the_policy_is_told_where_a_conversation_ran(outcome: Outcome, cached: b
     setup.router.preview(more)
     hits = setup.policy.situations[-1].prefix_hits
     assert (list(hits) == ["a/ngram"]) is cached
+
+
+@pytest.mark.parametrize(
+    ("output", "thought", "weight"),
+    [
+        (OutputForm.FREE, True, 1.0),
+        (OutputForm.JSON_OBJECT, False, 1.0),
+        (OutputForm.JSON_OBJECT, True, 0.0),
+        (OutputForm.JSON_SCHEMA, True, 0.0),
+    ],
+)
+def test_an_answer_that_was_decoded_twice_teaches_nothing(
+    output: OutputForm, thought: bool, weight: float
+) -> None:
+    """Ollama lets a model think, and decodes again in the form that was asked for: its figures are of that."""
+    setup = Setup(backend("a"))
+    ticket = setup.router.route(dataclasses.replace(FACTS, output=output), pin=None, now=0.0)
+    reply = ReplyFacts(output_tokens=9, decode_s=1.0, weight=1.0, complete=True, thought=thought)
+    assert setup.router.finish(ticket, Outcome.COMPLETE, now=2.0, reply=reply).weight == weight

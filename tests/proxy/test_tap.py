@@ -301,6 +301,35 @@ def test_ollama_finding_a_resident_model_is_no_load() -> None:
     assert_figures(read(Dialect.OLLAMA_GENERATE, lines(last), NDJSON), **{**OLLAMA_FIGURES, "load_s": 0.0})
 
 
+THOUGHT = {"message": {"role": "assistant", "content": "", "thinking": "hm"}, "done": False}
+SAID = {"message": {"role": "assistant", "content": "a"}, "done": False}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "kind", "objects", "thought"),
+    [
+        (Dialect.OLLAMA_CHAT, NDJSON, (THOUGHT, SAID, OLLAMA_LAST), True),
+        (Dialect.OLLAMA_CHAT, NDJSON, (SAID, OLLAMA_LAST), False),
+        (Dialect.OLLAMA_CHAT, JSON, ({**OLLAMA_LAST, **THOUGHT, "done": True},), True),
+        (Dialect.OLLAMA_GENERATE, JSON, ({**OLLAMA_LAST, "response": "a", "thinking": "hm"},), True),
+        (Dialect.OLLAMA_GENERATE, JSON, ({**OLLAMA_LAST, "response": "a", "thinking": ""},), False),
+        (
+            Dialect.OPENAI_CHAT,
+            JSON,
+            ({"system_fingerprint": "fp_ollama", "choices": [{"message": {"reasoning": "hm"}}]},),
+            True,
+        ),
+        (Dialect.OPENAI_CHAT, JSON, ({"choices": [{"message": {"reasoning": "hm", "content": "a"}}]},), False),
+    ],
+)
+def test_thoughts_of_an_ollama_are_noticed(
+    dialect: Dialect, kind: tuple[tuple[bytes, bytes], ...], objects: tuple[dict[str, Any], ...], thought: bool
+) -> None:
+    """On its own routes and on OpenAI's; other servers decode once, whatever they think."""
+    chunks = [json.dumps(item, separators=(",", ":")).encode() + b"\n" for item in objects]
+    assert read(dialect, chunks, kind).thought is thought
+
+
 def test_ollama_error_in_mid_stream() -> None:
     """Status 200 and a line with an error: the reply is no success."""
     got = read(
