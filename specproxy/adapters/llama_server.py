@@ -7,15 +7,17 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from specproxy.adapters.ask import get_json
+from specproxy.adapters.ask import get_json, post_json
 from specproxy.adapters.base import Exchange, ProbeResult, Sink, UpstreamRequest
 from specproxy.adapters.http import Endpoint, HttpTransport
 from specproxy.adapters.refused import RefusedExchange
 from specproxy.adapters.supervise import Backoff, Child, ChildSpec, keep
 from specproxy.adapters.tasks import Tasks
+from specproxy.adapters.watched import watch
 from specproxy.errors import BackendError, ConfigError, LaneStartError, LaneUnavailable
 from specproxy.records import Health, Lane, LaneStatus
 
@@ -25,8 +27,12 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.05  # first pause between questions while a model loads; grows to twenty times that
 LOAD_TIMEOUT_S = 900.0
+MOST_FAILURES = 3  # in a row, until a lane is out of service although its process runs
+PROBE_FIRST_S, PROBE_LONGEST_S, PROBE_TIMEOUT_S = 5.0, 120.0, 60.0
+"""Pause before a lane in quarantine is asked for a token, the longest pause, and how long it may take."""
 
 
+Ask = Callable[[Lane, HttpTransport], Awaitable[int]]
 Prove = Callable[[Lane, Child, HttpTransport], Awaitable[None]]
 
 
@@ -49,6 +55,9 @@ class ManagedLlamaServer:
     A lane that dies is started again with back-off, and dropped after several failures in a row. A lane that
     claims to speculate and does not is dropped at once: it would be plain with a better name. `on_change` is
     called whenever a lane's health changes.
+
+    A lane that fails several requests in a row while its process runs is put in quarantine: it takes none,
+    until it has made a token when asked by us. Where plain is needed it is not, since there is nothing better.
     """
 
     def __init__(
@@ -152,7 +161,22 @@ class ManagedLlamaServer:
         runner = self._runners.get(lane.id)
         if runner is None or runner.transport is None:
             return RefusedExchange(sink, LaneUnavailable(f"lane {lane.id} is not running"))
-        return runner.transport.open(request, sink)
+        return watch(partial(runner.transport.open, request), sink, partial(self._over, runner))
+
+    def _over(self, runner: _Runner, how: str | None) -> None:
+        """A request to a lane has ended."""
+        needed = self._needs_plain and runner.plan.lane.strategy.is_plain
+        if how is not None and runner.ended(how) and not needed:
+            self._tasks.spawn(runner.quarantine(how, self.ask_little), name=f"probe {runner.plan.lane.id}")
+
+    async def ask_little(self, lane: Lane, transport: HttpTransport) -> int:  # noqa: ARG002 - all are alike
+        """Have a lane make one token; returns the status.
+
+        Raises:
+            BackendError: it does not answer.
+        """
+        body = {"prompt": "1", "n_predict": 1, "cache_prompt": False}
+        return (await post_json(transport.open, "/completion", body, timeout_s=PROBE_TIMEOUT_S))[0]
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
@@ -180,6 +204,30 @@ class _Runner:
         self._backoff = backoff
         self._changed = changed
         self._prove = prove
+        self._failures = 0  # in a row
+
+    def ended(self, trouble: str) -> bool:
+        """A request has ended; returns whether that was one failure too many."""
+        self._failures = self._failures + 1 if trouble else 0
+        return self._failures >= MOST_FAILURES and self.status.health is Health.READY
+
+    async def quarantine(self, why: str, ask: Ask) -> None:
+        """Be out of service until the lane has made a token, or its process has gone."""
+        transport = self.transport
+        self._set(Health.QUARANTINED, f"{self._failures} requests in a row failed, the last one so: {why}")
+        log.warning("lane %s is in quarantine: %s", self.plan.lane.id, why)
+        pause = PROBE_FIRST_S
+        while transport is not None and transport is self.transport:
+            await asyncio.sleep(pause)
+            pause = min(PROBE_LONGEST_S, 2 * pause)
+            try:
+                well = await ask(self.plan.lane, transport) == 200
+            except BackendError:
+                continue
+            if well and transport is self.transport and self.status.health is Health.QUARANTINED:
+                self._failures = 0
+                self._set(Health.READY)
+                return
 
     async def run(self) -> None:
         """Keep the lane running until cancelled or given up."""
@@ -207,6 +255,7 @@ class _Runner:
             await transport.aclose()
             raise
         self.transport = transport
+        self._failures = 0
         self._set(Health.READY)
         self.settled.set()
 

@@ -14,15 +14,17 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from specproxy.adapters import machine, memory
 from specproxy.adapters.ask import get_json, post_json
-from specproxy.adapters.base import Exchange, Headers, ServedModel, Sink, UpstreamRequest
+from specproxy.adapters.base import Exchange, ServedModel, Sink, UpstreamRequest
 from specproxy.adapters.gguf_facts import ModelFacts, read_facts
 from specproxy.adapters.http import HttpTransport
 from specproxy.adapters.llama_server import (
     LOAD_TIMEOUT_S,
+    PROBE_TIMEOUT_S,
     LanePlan,
     ManagedLlamaServer,
     Misfit,
@@ -32,8 +34,9 @@ from specproxy.adapters.managed import ManagedOptions, ManagedPlan, measure_budg
 from specproxy.adapters.memory import LaneNeed, Refusal
 from specproxy.adapters.server_program import ServerProgram
 from specproxy.adapters.supervise import Backoff, Child, ChildSpec
+from specproxy.adapters.watched import watch
 from specproxy.adapters.weights import Listener
-from specproxy.errors import BackendError, ConfigError, LaneStartError
+from specproxy.errors import ConfigError, LaneStartError
 from specproxy.records import Control, Dialect, Lane, Strategy
 
 __all__ = ["NUM_PREDICT", "ManagedOllama", "OllamaPlan", "ServeLog", "find_ollama", "plan_ollama"]
@@ -78,7 +81,7 @@ class ServeLog:
         self.in_flight += 1
         self._mixed = self._mixed or self.in_flight > 1
 
-    def end(self) -> None:
+    def end(self, how: str | None = None) -> None:  # noqa: ARG002 - over is over
         """A request is over."""
         self.in_flight -= 1
 
@@ -95,55 +98,6 @@ class ServeLog:
         """Tokens drafted and accepted since this was last asked; nothing where requests were mixed."""
         taken, self._drafted, self._accepted = (self._drafted, self._accepted), 0, 0
         return (0, 0) if self._mixed else taken
-
-
-class _Watched:
-    """An exchange and its sink, of which somebody wants to know when it is over."""
-
-    def __init__(self, sink: Sink, over: Callable[[], None]) -> None:
-        self.exchange: Exchange | None = None
-        self._sink, self._over = sink, over
-        self.head, self.data = sink.head, sink.data
-
-    def end(self, trailers: Headers) -> None:
-        """The response is complete."""
-        self._conclude()
-        self._sink.end(trailers)
-
-    def fail(self, error: BackendError) -> None:
-        """The exchange broke."""
-        self._conclude()
-        self._sink.fail(error)
-
-    async def write(self, data: bytes) -> None:
-        """Send a piece of the body."""
-        await self._inner.write(data)
-
-    async def write_end(self, trailers: Headers = ()) -> None:
-        """The body is complete."""
-        await self._inner.write_end(trailers)
-
-    def pause(self) -> None:
-        """Stop reading."""
-        self._inner.pause()
-
-    def resume(self) -> None:
-        """Read on."""
-        self._inner.resume()
-
-    def abort(self) -> None:
-        """Give up."""
-        self._conclude()
-        self._inner.abort()
-
-    @property
-    def _inner(self) -> Exchange:
-        assert self.exchange is not None, "it is set before anybody has this"
-        return self.exchange
-
-    def _conclude(self) -> None:
-        over, self._over = self._over, lambda: None
-        over()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +128,7 @@ class ManagedOllama(ManagedLlamaServer):
         if said is None:
             return super().open(request, lane, sink)
         said.begin()
-        watched = _Watched(sink, said.end)
-        watched.exchange = super().open(request, lane, watched)
-        return watched
+        return watch(partial(super().open, request, lane), sink, said.end)
 
     def take_drafts(self, lane_id: str) -> tuple[int, int]:
         """Tokens drafted and accepted by the request that a lane has just answered, as its server's log says.
@@ -188,6 +140,16 @@ class ManagedOllama(ManagedLlamaServer):
     def busy(self) -> bool:
         """Whether a request is in flight on any of the lanes."""
         return any(said.in_flight for said in self._logs.values())
+
+    async def ask_little(self, lane: Lane, transport: HttpTransport) -> int:
+        """Have the lane make one token; returns the status.
+
+        Raises:
+            BackendError: it does not answer.
+        """
+        options = {"num_predict": 1, **{name.rpartition("/")[2]: value for name, value in lane.overrides}}
+        body = {"model": self._model, "prompt": "1", "stream": False, "options": options}
+        return (await post_json(transport.open, "/api/generate", body, timeout_s=PROBE_TIMEOUT_S))[0]
 
     async def prove(self, lane: Lane, child: Child, transport: HttpTransport) -> None:
         """Wait for the server, load the model, and see by its log whether it drafts as the lane says.

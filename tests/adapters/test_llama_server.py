@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
+from specproxy.adapters import llama_server
 from specproxy.adapters.base import Backend, UpstreamRequest
 from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.supervise import Backoff, ChildSpec
@@ -193,3 +194,79 @@ async def test_probe_asks_plain() -> None:
 def test_the_first_lane_is_plain() -> None:
     with pytest.raises(ValueError, match="plain"):
         ManagedLlamaServer("managed", [plan("ngram")])
+
+
+# --- lanes that fail while their process runs ----------------------------------------------------
+
+
+async def asked(watch: Watch, target: str, lane_id: str = "ngram") -> RecordingSink:
+    """One request to a lane."""
+    sink = RecordingSink()
+    lane = next(s.lane for s in watch.backend.lanes() if s.lane.id == lane_id)
+    sink.exchange = watch.backend.open(UpstreamRequest("GET", target, ()), lane, sink)
+    await sink.over()
+    return sink
+
+
+@pytest.fixture
+async def two(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
+    """Plain and n-gram, both ready, and probes at short intervals."""
+    monkeypatch.setattr(llama_server, "PROBE_FIRST_S", 0.01)
+    watch = Watch(plan("plain"), plan("ngram", "--drafts"))
+    await watch.backend.start()
+    await watch.until("ngram", Health.READY)
+    yield watch
+    await watch.backend.aclose()
+
+
+@pytest.mark.parametrize("target", ["/close", "/break", "/error"])
+async def test_a_lane_that_fails_again_and_again_is_out_of_service_until_it_makes_a_token(
+    two: Watch, target: str
+) -> None:
+    """Its process is the same one all the time."""
+    pid = two.backend.pid("ngram")
+    for _ in range(3):
+        assert two.health()["ngram"] is Health.READY
+        await asked(two, target)
+    assert "3 requests in a row failed" in await two.until("ngram", Health.QUARANTINED)
+    await two.until("ngram", Health.READY)
+    assert two.backend.pid("ngram") == pid
+
+
+async def test_failures_that_are_not_in_a_row_are_no_reason(two: Watch) -> None:
+    """Nor are requests that were given up here."""
+    for target in ("/close", "/close", "/whole", "/close", "/close"):
+        await asked(two, target)
+    lane = next(s.lane for s in two.backend.lanes() if s.lane.id == "ngram")
+    two.backend.open(UpstreamRequest("GET", "/wait", ()), lane, RecordingSink()).abort()
+    await asyncio.sleep(0)
+    assert two.health()["ngram"] is Health.READY
+
+
+async def test_plain_stays_in_service_where_it_is_needed(two: Watch) -> None:
+    for _ in range(4):
+        await asked(two, "/close", "plain")
+    await asyncio.sleep(0)
+    assert two.health()["plain"] is Health.READY
+
+
+async def test_a_lane_that_does_not_heal_stays_out_of_service(
+    two: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again and again, at growing intervals, and takes no request meanwhile."""
+    answers = iter([503, None, 200])
+    probes: list[str] = []
+
+    async def ask_little(lane: Lane, transport: object) -> int:
+        probes.append(lane.id)
+        assert two.health()["ngram"] is Health.QUARANTINED
+        if (status := next(answers)) is None:
+            raise UpstreamConnectError("nobody there")
+        return status
+
+    monkeypatch.setattr(two.backend, "ask_little", ask_little)
+    for _ in range(3):
+        await asked(two, "/close")
+    await two.until("ngram", Health.QUARANTINED)
+    await two.until("ngram", Health.READY)
+    assert probes == ["ngram"] * 3
