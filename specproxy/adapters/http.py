@@ -78,11 +78,15 @@ class HttpBackend:
         return ProbeResult(reachable=True, detail={"status": reply.head.status})
 
     def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
+        self.brought_in(lane)  # it will be, and is asked for as if it were
+        return self.transport.open(request, sink)
+
+    def brought_in(self, lane: Lane) -> None:
+        """Take note that a lane is coming into memory, if it is not there."""
         status = self._lanes.get(lane.id)
         if status is not None and not status.resident:
-            self.mark(lane.id, status.health, status.note)  # it will be, and is asked for as if it were
+            self.mark(lane.id, status.health, status.note)
             self._on_load(lane)
-        return self.transport.open(request, sink)
 
     async def aclose(self) -> None:
         await self.transport.aclose()

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass, field, replace
 
 from specproxy.adapters.base import ProbeResult, ServedModel
-from specproxy.adapters.http import HttpBackend
 from specproxy.adapters.request_field import FIELD
+from specproxy.adapters.running_server import RunningServer
 from specproxy.adapters.twin_ollama import refusal
 from specproxy.adapters.weights import Weights
 from specproxy.proxy.beside import Beside, Wish
@@ -46,7 +46,7 @@ class Server:
     """
 
     upstream: Upstream
-    backend: HttpBackend
+    backend: RunningServer
     beside: Beside | None = None
     surveyed: tuple[str, ServedModel] | None = None
     weights: Weights | None = None

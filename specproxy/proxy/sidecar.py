@@ -16,9 +16,9 @@ import structlog
 
 from specproxy.adapters.base import Backend, ProbeResult, ServedModel
 from specproxy.adapters.endpoint import Endpoint
-from specproxy.adapters.http import HttpBackend
 from specproxy.adapters.llama_router import watch_load
 from specproxy.adapters.request_field import FIELD, Finding
+from specproxy.adapters.running_server import RunningServer
 from specproxy.adapters.tasks import Tasks
 from specproxy.adapters.weights import Weights, find_weights
 from specproxy.errors import BackendError, UpstreamConnectError
@@ -223,6 +223,7 @@ class Sidecar:
         url, before = server.upstream.url, server.upstream.found
         lanes = [status.lane for status in server.backend.lanes()]
         server.upstream.found = found
+        server.backend.kind = found.kind
         if found.reachable and not found.loading:
             self._renew_lanes(server)
             self._try_field(server)
@@ -362,7 +363,7 @@ class Sidecar:
     def _server(self, url: str) -> Server:
         parts = urlsplit(url)
         upstream = Upstream(url, parts.netloc if len(self._urls) > 1 else "upstream")
-        backend = HttpBackend(
+        backend = RunningServer(
             upstream.backend,
             Endpoint.parse(url),
             [lane_of(upstream, upstream.backend)],

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from specproxy.adapters.base import ProbeResult, ServedModel, UpstreamRequest
+from specproxy.adapters.base import LoadsLanes, ProbeResult, ServedModel, UpstreamRequest
 from specproxy.adapters.gguf_facts import ModelFacts
 from specproxy.adapters.weights import Weights
+from specproxy.errors import LaneUnavailable
 from specproxy.proxy.reload_lanes import other_way, reload_lanes
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.records import Control, Dialect, Health, Lane, Strategy
+from tests.support.fakes import Fake
 from tests.support.model_facts import facts
 from tests.support.sink import RecordingSink
 
@@ -59,7 +61,9 @@ def test_the_other_lane_differs_by_one_option(model: ServedModel, name: str, n: 
 
 
 @asynccontextmanager
-async def before_ollama(model: ServedModel = PLAIN, **options: Any) -> AsyncIterator[Sidecar]:
+async def before_ollama(
+    model: ServedModel = PLAIN, url: str = "http://127.0.0.1:9", **options: Any
+) -> AsyncIterator[Sidecar]:
     """Before an Ollama with this model, and another one that is not looked after."""
     other = ServedModel("other", loaded=False, mtp_layers=1)
     found = ProbeResult(True, "ollama", "0.33.0", ("m:latest", "other"), served=(model, other))
@@ -68,7 +72,7 @@ async def before_ollama(model: ServedModel = PLAIN, **options: Any) -> AsyncIter
         return found
 
     given: dict[str, Any] = {"may_reload": True, "weights": lambda url, model: Weights(MTP_FILE)} | options
-    fleet = Sidecar(["http://127.0.0.1:9"], probe, **given)
+    fleet = Sidecar([url], probe, **given)
     await fleet.start()
     try:
         yield fleet
@@ -117,6 +121,27 @@ async def test_the_model_in_memory_is_the_one_that_was_used_last() -> None:
         send(fleet, "other")
         assert memory(fleet) == {"m:latest": True, "m:latest-mtp": False}
         assert {s.health for s in fleet.backends[0].lanes()} == {Health.READY}
+
+
+async def test_idle_time_can_bring_a_lane_in() -> None:
+    """By a request that decodes nothing, with the lane's own option; a failure changes nothing."""
+    async with Fake({"POST /api/generate": {"done": True, "done_reason": "load"}}) as server:
+        async with before_ollama(url=server.url) as fleet:
+            [backend] = fleet.backends
+            assert isinstance(backend, LoadsLanes)
+            own, other = (s.lane for s in backend.lanes() if s.lane.control is Control.RELOAD)
+            await backend.load(other)
+            assert memory(fleet) == {own.id: False, other.id: True}
+            await backend.load(own)
+            assert memory(fleet) == {own.id: True, other.id: False}
+            assert server.bodies == [
+                {"model": "m:latest", "stream": False, "options": {"draft_num_predict": 3}},
+                {"model": "m:latest", "stream": False},
+            ]
+            server.routes["POST /api/generate"] = (500, {"error": "no memory"})
+            with pytest.raises(LaneUnavailable, match="no memory"):
+                await backend.load(other)
+            assert memory(fleet) == {own.id: True, other.id: False}
 
 
 async def test_loads_are_measured() -> None:

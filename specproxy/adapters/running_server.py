@@ -1,0 +1,52 @@
+"""A server that somebody else runs and whose lanes may displace each other: Ollama, llama-server's router."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specproxy.adapters.ask import post_json
+from specproxy.adapters.http import HttpBackend
+from specproxy.errors import LaneUnavailable
+from specproxy.records import Lane
+
+__all__ = ["RunningServer"]
+
+LOAD_TIMEOUT_S = 900.0
+
+
+class RunningServer(HttpBackend):
+    """An `HttpBackend` that can have a lane loaded without a request (`LoadsLanes`).
+
+    `kind` is what was found there, as in `ProbeResult`.
+    """
+
+    kind = ""
+
+    async def load(self, lane: Lane) -> None:
+        """Bring a lane into memory, in the place of another; returns when it is there.
+
+        Cancelling stops waiting, not the load.
+
+        Raises:
+            BackendError: it could not be loaded, or the server loads nothing by itself.
+        """
+        path, body = _how(self.kind, lane)
+        status, reply = await post_json(self.transport.open, path, body, timeout_s=LOAD_TIMEOUT_S)
+        if status != 200:
+            told = reply.get("error") if isinstance(reply, dict) else None
+            raise LaneUnavailable(f"{lane.id} could not be loaded: {told or f'status {status}'}")
+        self.brought_in(lane)
+
+
+def _how(kind: str, lane: Lane) -> tuple[str, dict[str, Any]]:
+    """The request that loads a lane and decodes nothing.
+
+    Raises:
+        LaneUnavailable: no such request is known for this kind of server.
+    """
+    if kind == "llama-router":
+        return "/models/load", {"model": lane.upstream_model or lane.target}
+    if kind != "ollama":
+        raise LaneUnavailable(f"{lane.id} is loaded by requests alone")
+    options = {name.rpartition("/")[2]: value for name, value in lane.overrides}
+    return "/api/generate", {"model": lane.target, "stream": False, **({"options": options} if options else {})}
