@@ -125,23 +125,25 @@ async def test_the_model_in_memory_is_the_one_that_was_used_last() -> None:
 
 async def test_idle_time_can_bring_a_lane_in() -> None:
     """By a request that decodes nothing, with the lane's own option; a failure changes nothing."""
-    async with Fake({"POST /api/generate": {"done": True, "done_reason": "load"}}) as server:
-        async with before_ollama(url=server.url) as fleet:
-            [backend] = fleet.backends
-            assert isinstance(backend, LoadsLanes)
-            own, other = (s.lane for s in backend.lanes() if s.lane.control is Control.RELOAD)
+    async with (
+        Fake({"POST /api/generate": {"done": True, "done_reason": "load"}}) as server,
+        before_ollama(url=server.url) as fleet,
+    ):
+        [backend] = fleet.backends
+        assert isinstance(backend, LoadsLanes)
+        own, other = (s.lane for s in backend.lanes() if s.lane.control is Control.RELOAD)
+        await backend.load(other)
+        assert memory(fleet) == {own.id: False, other.id: True}
+        await backend.load(own)
+        assert memory(fleet) == {own.id: True, other.id: False}
+        assert server.bodies == [
+            {"model": "m:latest", "stream": False, "options": {"draft_num_predict": 3}},
+            {"model": "m:latest", "stream": False},
+        ]
+        server.routes["POST /api/generate"] = (500, {"error": "no memory"})
+        with pytest.raises(LaneUnavailable, match="no memory"):
             await backend.load(other)
-            assert memory(fleet) == {own.id: False, other.id: True}
-            await backend.load(own)
-            assert memory(fleet) == {own.id: True, other.id: False}
-            assert server.bodies == [
-                {"model": "m:latest", "stream": False, "options": {"draft_num_predict": 3}},
-                {"model": "m:latest", "stream": False},
-            ]
-            server.routes["POST /api/generate"] = (500, {"error": "no memory"})
-            with pytest.raises(LaneUnavailable, match="no memory"):
-                await backend.load(other)
-            assert memory(fleet) == {own.id: True, other.id: False}
+        assert memory(fleet) == {own.id: True, other.id: False}
 
 
 async def test_loads_are_measured() -> None:
