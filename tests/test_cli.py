@@ -138,7 +138,29 @@ def test_start_has_a_flag_for_every_top_level_key() -> None:
     assert set(Settings.model_fields) - flags == elsewhere
 
 
-@pytest.mark.parametrize("args", [["status"], ["status", "--json"], ["explain", "-"]])
+ASKING = [
+    ["status"],
+    ["status", "--json"],
+    ["explain", "-"],
+    ["top"],
+    ["verify"],
+    ["bench"],
+    ["quarantine", "list"],
+]
+
+
+def test_every_command_that_asks_a_proxy_is_tried_without_one() -> None:
+    """Those with --url; a report works without a proxy."""
+    asking = set()
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        inner = command.commands.values() if isinstance(command, click.Group) else ()
+        if any(param.name == "url" for one in (command, *inner) if one for param in one.params):
+            asking.add(name)
+    assert asking - {"report"} == {args[0] for args in ASKING}
+
+
+@pytest.mark.parametrize("args", ASKING, ids=" ".join)
 def test_without_a_proxy_commands_say_how_to_start_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, args: list[str]
 ) -> None:
