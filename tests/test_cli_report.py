@@ -13,9 +13,11 @@ import pytest
 from specproxy.cli import main
 from specproxy.cli.report_figures import match, report_rows
 from specproxy.records import Observation, Outcome, TempBucket, Workload
+from specproxy.store.redis import RedisStore
 from specproxy.store.sqlite import SqliteStore
 from tests.proxy.samples import observation
 from tests.support.ports import free_port
+from tests.support.redis import running_redis
 
 CODE, PROSE = Workload("code", TempBucket.GREEDY), Workload("prose", TempBucket.GREEDY)
 
@@ -153,6 +155,19 @@ def test_a_week_is_reported(capsys: pytest.CaptureFixture[str], state: Path, tmp
     data = json.loads(capsys.readouterr().out)
     assert data["requests"] == 17
     assert data["arms"][1]["decode"]["speed"] < 1
+
+
+@pytest.mark.redis
+def test_a_shared_store_is_reported_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What all proxies on a Redis have served."""
+    with running_redis(str(tmp_path)) as server:
+        for _ in range(2):
+            RedisStore(server.url).append(week(4, 4))
+        monkeypatch.setenv("SPECPROXY_STORE", server.url)
+        assert main(["report"]) == 0
+    assert capsys.readouterr().out.startswith("Last 7 days: 16 requests.")
 
 
 def test_nothing_to_compare_is_said(capsys: pytest.CaptureFixture[str], state: Path) -> None:

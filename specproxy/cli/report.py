@@ -7,7 +7,7 @@ import json
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from specproxy.cli.options import ask, base_of, config_option, json_option, toke
 from specproxy.cli.text import duration
 from specproxy.config import Settings, load
 from specproxy.errors import ConfigError, SpecproxyError
+
+if TYPE_CHECKING:
+    from specproxy.store import Store
 
 __all__ = ["report", "sentence"]
 
@@ -81,15 +84,8 @@ def _data(settings: Settings, days: float, url: str | None, config_path: Path | 
     """
     from specproxy.cli.bench_setup import fetch_json, setup_facts
     from specproxy.cli.report_figures import match, report_rows
-    from specproxy.store.sqlite import SqliteStore
 
-    path = settings.state_dir / STATE_FILE
-    if not path.is_file():
-        raise SpecproxyError(
-            f"nothing was served yet: there is no {path}",
-            hint="start a proxy with `specproxy start`, and point a client at it",
-        )
-    store = SqliteStore(path)
+    store = _store(settings)
     try:
         since = time.time() - days * DAY_S
         recent = [seen for seen in store.recent(MOST) if seen.at >= since]
@@ -110,6 +106,27 @@ def _data(settings: Settings, days: float, url: str | None, config_path: Path | 
         **report_rows(matched),
     }
     return data | {"summary": sentence(data)}
+
+
+def _store(settings: Settings) -> Store:
+    """Where the proxy of these settings keeps what it has measured.
+
+    Raises:
+        SpecproxyError: there is nothing yet, or it cannot be read.
+    """
+    if settings.store is not None:
+        from specproxy.store.redis import RedisStore
+
+        return RedisStore(settings.store.get_secret_value())
+    from specproxy.store.sqlite import SqliteStore
+
+    path = settings.state_dir / STATE_FILE
+    if not path.is_file():
+        raise SpecproxyError(
+            f"nothing was served yet: there is no {path}",
+            hint="start a proxy with `specproxy start`, and point a client at it",
+        )
+    return SqliteStore(path)
 
 
 def sentence(data: Row) -> str:
