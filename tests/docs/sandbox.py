@@ -169,9 +169,13 @@ class Sandbox:
         child = self._running.pop(kind, None)
         if child is None:
             return
+        if kind != "specproxy start":
+            child.kill()
+            child.wait()
+            return
         child.send_signal(signal.SIGINT)
-        code = child.wait(30)
-        assert code == 0 or kind != "specproxy start", f"specproxy ended with {code}"
+        code = child.wait(READY_S)
+        assert code == 0, f"specproxy ended with {code}"
 
     @contextmanager
     def servers(self) -> Iterator[None]:
