@@ -12,7 +12,7 @@ WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-embedded test test-unit docs docs-test lint format clean \
-	chaos bench-load bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify \
+	chaos fuzz soak bench-load bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify \
 	bench-page conformance
 
 help: ## List the targets
@@ -74,6 +74,12 @@ chaos: $(BASE) ## Faults against the proxy: upstreams, clients, signals, disks (
 
 bench-load: $(BASE) ## 500 streams at once: delay between events, CPU, memory, clients that do not read
 	@$(RUN) -m benchmarks.bench_load
+
+soak: $(BASE) ## Mixed traffic on real lanes that are killed at random (MINUTES=30)
+	@$(RUN) -m benchmarks.soak --minutes $(or $(MINUTES),30)
+
+fuzz: $(BASE) ## Fuzz every parser with hypothesis (SECONDS=60)
+	@$(RUN) -m benchmarks.fuzz --seconds $(or $(SECONDS),60)
 
 bench-classify: $(BASE) ## Accuracy of the classifier, and what its mistakes cost
 	@$(RUN) -m benchmarks.bench_classify

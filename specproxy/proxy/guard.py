@@ -78,7 +78,10 @@ class Guard:
     def _may_call(self, origin: str) -> bool:
         if origin in self._origins or "*" in self._origins:
             return True
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False  # such as an address whose bracket is not closed
         if parts.scheme in ("http", "https"):
             return self._is_ours(parts.netloc and _without_port(parts.netloc))
         return bool(parts.scheme)  # an app's or extension's own scheme; "null" has none

@@ -19,9 +19,10 @@ _VALUE_OF = re.compile(rb"\s*:\s*")
 def splice(body: bytes, *, model: str | None = None, fields: Sequence[tuple[str, JsonField]] = ()) -> bytes:
     """Replace the value of ``model`` (only where it is a string) and insert `fields` at the front.
 
-    A field that the object already has is left as the client set it. `body` must be a valid JSON object,
-    otherwise it is returned as it is. Of a repeated ``model`` every one is replaced. A name such as
-    ``/options/n`` means the field `n` of the object `options`, which is added if it is missing or null.
+    A field that the object already has is left as the client set it. `body` must be a valid JSON object, as
+    whoever has read its facts knows; without any object it is returned as it is. Of a repeated ``model`` every
+    one is replaced. A name such as ``/options/n`` means the field `n` of the object `options`, which is added
+    if it is missing or null.
     """
     start = body.find(b"{")
     if start < 0 or not (fields or model is not None):

@@ -110,3 +110,9 @@ def test_the_token_is_taken_in_three_ways(headers: dict[str, str]) -> None:
 def test_anything_else_is_401(headers: dict[str, str]) -> None:
     """Missing, wrong and malformed tokens are refused, on loopback too."""
     assert status(Guard("s3cret"), Host="127.0.0.1", **headers) == 401
+
+
+@pytest.mark.parametrize("origin", ["https://[", "http://[::1", "//", "http://a]b"])
+def test_an_origin_that_is_no_url_is_foreign(origin: str) -> None:
+    """403 as for any other stranger, not an error of ours."""
+    assert status(Guard(), Host="localhost", Origin=origin) == 403
