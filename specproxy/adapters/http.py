@@ -59,9 +59,10 @@ class HttpBackend:
             for lane in lanes
         }
 
-    def mark(self, lane_id: str, health: Health, note: str = "", *, resident: bool = True) -> None:
-        """Set the health of a lane that is known here, and whether its model is in memory."""
+    def mark(self, lane_id: str, health: Health, note: str = "", *, resident: bool | None = None) -> None:
+        """Set the health of a lane that is known here, and whether its model is in memory (None: as it is)."""
         status = self._lanes[lane_id]
+        resident = status.resident if resident is None else resident
         if (status.health, status.note, status.resident) != (health, note, resident):
             since = status.since if status.health == health else time.time()
             self._lanes[lane_id] = dataclasses.replace(
@@ -85,7 +86,7 @@ class HttpBackend:
         """Take note that a lane is coming into memory, if it is not there."""
         status = self._lanes.get(lane.id)
         if status is not None and not status.resident:
-            self.mark(lane.id, status.health, status.note)
+            self.mark(lane.id, status.health, status.note, resident=True)  # it will be by then
             self._on_load(lane)
 
     async def aclose(self) -> None:

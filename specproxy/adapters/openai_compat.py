@@ -125,7 +125,7 @@ class OpenAiBackend(HttpBackend):
         if verdict.health is Health.READY:
             note = await self.acceptance()
         for status in self.lanes():
-            self.mark(status.lane.id, verdict.health, note, resident=status.resident)
+            self.mark(status.lane.id, verdict.health, note)
         return found
 
     async def acceptance(self) -> str:

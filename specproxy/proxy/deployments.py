@@ -108,7 +108,7 @@ class Deployments:
         for server in self._servers:
             if server.name == lane.backend and isinstance(error, UpstreamConnectError):
                 for status in server.lanes():
-                    server.mark(status.lane.id, Health.UNHEALTHY, error.message, resident=status.resident)
+                    server.mark(status.lane.id, Health.UNHEALTHY, error.message)
                 self._hurry.set()
 
     async def start(self) -> None:

@@ -115,7 +115,7 @@ def mark_lanes(server: Server) -> None:
             now = section_status(status.lane, model, autoload=autoload)
             server.backend.mark(status.lane.id, now.health, now.note, resident=now.resident)
         else:
-            server.backend.mark(status.lane.id, health, note, resident=status.resident)
+            server.backend.mark(status.lane.id, health, note)
 
 
 def lanes_of(server: Server, *, alone: bool, named: bool = False) -> dict[str, Lane]:

@@ -20,6 +20,7 @@ from specproxy.adapters.base import ProbeResult
 from specproxy.adapters.llama_router import read_sections
 from specproxy.adapters.probe import Prober
 from specproxy.adapters.weights import Weights
+from specproxy.errors import UpstreamConnectError
 from specproxy.proxy.router_lanes import guess_load_s, router_lanes
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Upstream
@@ -200,3 +201,12 @@ def test_names_of_lanes_of_several_servers_differ() -> None:
     at = [Upstream(url, url[-1], found) for url in ("http://a", "http://b")]
     made: list[Lane] = [lane for one in at for lane in router_lanes(one, alone=False, loads={}).values()]
     assert len({lane.id for lane in made}) == len({lane.fingerprint for lane in made}) == 2
+
+
+async def test_a_router_that_goes_away_keeps_in_mind_what_was_in_memory() -> None:
+    """Health and residence are two things."""
+    async with fake() as server, standing_before(server.url) as (fleet, _):
+        lane = lanes(fleet)["mtp"].lane
+        fleet.lane_failed(lane, UpstreamConnectError("refused"))
+        assert {s.health for s in lanes(fleet).values()} == {Health.UNHEALTHY}
+        assert not any(s.resident for s in lanes(fleet).values())
