@@ -25,11 +25,10 @@ NEEDS = {
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many contract checks ran, and over how many adapters: they are the same for all of them."""
-    passed = [
-        r.nodeid for r in terminalreporter.stats.get("passed", []) if "/test_contract.py::Test" in r.nodeid
-    ]
+    names = [report.nodeid for report in terminalreporter.stats.get("passed", [])]
+    passed = [name for name in names if "/test_contract.py::Test" in name or "::TestContract::" in name]
     if passed:
-        adapters = {name.split("::")[1] for name in passed}
+        adapters = {name.rpartition("::")[0] for name in passed}
         terminalreporter.write_line(f"Contract: {len(passed)} checks passed over {len(adapters)} adapters")
 
 
