@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,15 @@ import pytest
 
 from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.managed import ManagedOptions, plan_managed
+from specproxy.cli import main
 from specproxy.cli.lane_client import LaneClient, Prompt
 from specproxy.cli.quarantine import settle
 from specproxy.cli.verify_run import LaneUnderTest, Round, run
 from specproxy.strategies.verify import TIE_GAP, Judgement, Verdict
+from tests.proxy.test_service import chat, running, settings, status_of
 from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.liars import BadAccepts
+from tests.support.ports import free_port
 from tests.support.proxy import running_proxy
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
@@ -81,3 +85,36 @@ async def test_forced_bad_accepts_are_found(pair: CalibratedPair, rank: int) -> 
     faults = [fork for fork in found.reports[1].forks if fork.judgement is Judgement.FAULT]
     assert [fork.prompt for fork in faults] == [0, 1, 2]
     assert posted[0][1]["fingerprint"] == "fp"
+
+
+async def test_a_fault_takes_the_lane_out_of_service(
+    pair: CalibratedPair, foreign: CalibratedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command on a whole proxy, with another model behind a lane."""
+    monkeypatch.setenv("SPECPROXY_STATE_DIR", str(tmp_path / "cli"))
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(prompt.body) + "\n" for prompt in prompts(pair)[:2]))
+    options = ManagedOptions(pair.target, threads=1, ctx=1024, strategies=("ngram",))
+    plain, ngram = plan_managed(options).lanes
+    wrong = dataclasses.replace(with_model(ngram, pair.target, foreign.target), lane=ngram.lane)
+    backend = ManagedLlamaServer("managed", [plain, wrong])
+    given = settings(tmp_path, f"http://127.0.0.1:{free_port()}")
+    async with running(given) as service:
+        await backend.start()
+        await backend.settled()
+        service.router.set_backends([backend])
+
+        command = ["verify", "--url", service.url, "--tokens", "8", "--prompts", str(file)]
+
+        async def health() -> dict[str, str]:
+            return {lane["id"]: lane["health"] for lane in (await status_of(service))["lanes"]}
+
+        try:
+            assert await asyncio.to_thread(main, command) == 1
+            assert await health() == {"plain": "ready", "ngram": "quarantined"}
+            reply = await chat(service, X_Specproxy_Strategy="ngram")
+            assert reply.status == 400
+            assert b"lane ngram is in quarantine: verify: 2 of 2 texts differ" in reply.content
+            assert (await chat(service)).status == 200
+        finally:
+            await backend.aclose()
