@@ -94,6 +94,7 @@ def grid(bench: Bench) -> None:
         contest = Contest(lambda kind, number: f"please write the text {pair.marker(kind, number)}")
         for kind in KINDS:
             contest.round(kind, fixed)
+            print(f"{kind:9} fastest of {len(fixed)}: {contest.best(kind, names)}", flush=True)
         finals = {kind: _finals(engine, contest.fastest(kind, fixed, FINALISTS)) for kind in KINDS}
         contest.forget()
         contest.rounds(finals, SHARES["grid"] * bench.minutes * 0.7)

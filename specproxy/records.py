@@ -414,12 +414,14 @@ class EnginePriors:
 
     `acceptance` maps a drafter's name to pseudo-counts by draft position: ``((accepted, tried), ...)``.
     `match_acceptance` is the same for the n-gram drafter by match length (index 0: shortest indexed length).
+    `levels` are the counts of earlier reports' levels.
     """
 
     request_id: str
     workload: str
     acceptance: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     match_acceptance: tuple[tuple[float, float], ...] = ()
+    levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     version: int = SIDE_CHANNEL_VERSION
 
 
@@ -427,7 +429,9 @@ class EnginePriors:
 class DrafterReport:
     """What one drafter did within a request; positions and match lengths as in EnginePriors.
 
-    `by_match` counts every copy whose fate a step has shown, whether it was drafted or not.
+    `by_match` counts every copy whose fate a step has shown, whether it was drafted or not. `levels` are the
+    guesses by how likely they were to be right, as `auto` saw it (the engine's own scale): text that changes
+    its nature has several.
     """
 
     drafter: str
@@ -437,6 +441,7 @@ class DrafterReport:
     by_position: tuple[tuple[int, int], ...] = ()
     by_match: tuple[tuple[int, int], ...] = ()
     draft_s: float = 0.0
+    levels: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

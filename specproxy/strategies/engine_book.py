@@ -29,6 +29,7 @@ class Page:
 
     requests: float = 0.0
     positions: dict[str, Counts] = field(default_factory=dict)
+    levels: dict[str, list[float]] = field(default_factory=dict)
     matches: Counts = field(default_factory=list)
     plans: dict[str, float] = field(default_factory=dict)
     stopped: str = ""
@@ -40,6 +41,11 @@ class Page:
             if drafter.drafter != "ngram":
                 counts = self.positions.setdefault(drafter.drafter, [])
                 _add(counts, drafter.by_position)
+                if drafter.levels:
+                    before = self.levels.get(drafter.drafter, [])
+                    known = before if len(before) == len(drafter.levels) else [0.0] * len(drafter.levels)
+                    pairs = zip(known, drafter.levels, strict=True)
+                    self.levels[drafter.drafter] = [KEEP * old + new for old, new in pairs]
             else:
                 _add(self.matches, drafter.by_match)
         for plan in self.plans:
@@ -74,6 +80,7 @@ class EngineBook:
             workload,
             acceptance={name: _pairs(counts) for name, counts in page.positions.items() if counts},
             match_acceptance=_pairs(page.matches),
+            levels={name: tuple(weights) for name, weights in page.levels.items()},
         )
 
     def pages(self, fingerprint: str) -> dict[str, Page]:
@@ -88,6 +95,7 @@ class EngineBook:
                 "workload": workload,
                 "requests": page.requests,
                 "positions": page.positions,
+                "levels": page.levels,
                 "matches": page.matches,
                 "plans": page.plans,
                 "stopped": page.stopped,
@@ -106,6 +114,7 @@ class EngineBook:
                 (str(entry["fingerprint"]), str(entry["workload"])): Page(
                     float(entry["requests"]),
                     {str(name): _counts(counts) for name, counts in entry["positions"].items()},
+                    {str(name): [float(each) for each in seen] for name, seen in entry["levels"].items()},
                     _counts(entry["matches"]),
                     {str(plan): float(steps) for plan, steps in entry["plans"].items()},
                     str(entry["stopped"]),

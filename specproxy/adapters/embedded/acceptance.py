@@ -1,4 +1,4 @@
-"""Chances that guesses are right, as posteriors: by draft position, or by length of a match.
+"""Chances that tokens which cost nothing are right: copies by length of their match, and forced ones.
 
 Three layers, each held back towards the one behind it while there is little evidence: what the learner knows
 of the workload (or a general prior), what this request has shown since it began, and what it showed lately. A
@@ -8,17 +8,15 @@ within the text is followed by the last layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 
 __all__ = ["Acceptance"]
 
 WEIGHT = 4.0  # of a layer, in tokens, in the one before it
+STEADY = 4.0  # of the whole request in what was seen lately, in tokens
 MOST_WEIGHT = 16.0  # of what the learner knows, in tokens
 LONG = 0.99  # what remains of a request's counts after a guess
-FALL = 0.95  # of a chance from position to position, where nothing is known
-LEAST_RATIO, MOST_RATIO = 0.5, 1.05  # of the chances at two positions, as the learner has seen them
 GIVING_WAY = 0.97  # what remains of a prior's weight after a guess
 
 
@@ -28,16 +26,15 @@ class _Cell:
 
     expected: float
     weight: float  # of what was expected, in guesses
-    ratio: float = FALL  # of the chance here to the one at the key before
     hits: float = 0.0
     tried: float = 0.0
     recent_hits: float = 0.0
     recent: float = 0.0
 
-    def chance(self, expected: float) -> float:
-        """Given what is expected without this cell's own counts."""
-        whole = (self.weight * expected + self.hits) / (self.weight + self.tried)
-        return (WEIGHT * whole + self.recent_hits) / (WEIGHT + self.recent)
+    def chance(self) -> float:
+        """Now."""
+        whole = (self.weight * self.expected + self.hits) / (self.weight + self.tried)
+        return (STEADY * whole + self.recent_hits) / (STEADY + self.recent)
 
     def add(self, hits: float, tried: float) -> None:
         """Count guesses."""
@@ -59,7 +56,6 @@ class Acceptance:
     def __init__(self, expected: Sequence[float], known: Sequence[tuple[float, float]] = ()) -> None:
         self._expected = expected
         self._cells: list[_Cell] = []
-        self.informed = any(tried > 0 for _, tried in known)  # whether the learner said something
         for accepted, tried in known:
             cell = self._at(len(self._cells))
             if tried <= 0:
@@ -67,24 +63,10 @@ class Acceptance:
             scale = min(1.0, MOST_WEIGHT / tried)
             weight = cell.weight + tried * scale
             cell.expected, cell.weight = (cell.expected * cell.weight + accepted * scale) / weight, weight
-            if len(self._cells) > 1:
-                cell.ratio = min(max(cell.expected / self._cells[-2].expected, LEAST_RATIO), MOST_RATIO)
 
     def chance(self, key: int) -> float:
         """Of the guess at this key, by itself."""
-        cell = self._at(key)
-        return cell.chance(cell.expected)
-
-    def chances(self) -> Iterator[float]:
-        """By draft position: what is expected of each follows from the one before it.
-
-        So a position that was never tried is not judged by a prior that those before it have proved wrong.
-        """
-        chance = self.chance(0)
-        for key in count(1):
-            yield chance
-            cell = self._at(key)
-            chance = cell.chance(min(cell.ratio * chance, 1.0))
+        return self._at(key).chance()
 
     def add(self, key: int, accepted: float, tried: float) -> None:
         """Count guesses at a key."""

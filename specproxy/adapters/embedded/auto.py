@@ -4,7 +4,7 @@ What a step costs is known of the machine (`costs.StepCosts`, shared by all requ
 tokens a draft gives is learnt within the request, from the learner's priors on: by draft position for drafters
 that run a model, by match length for copies, by place in the run for tokens that a grammar forces. What becomes
 of a copy and of a forced token shows at every step, used or not, and costs nothing; a drafter that runs a model
-has to be tried, more and more rarely while it fails, and only where it would pay if it were right.
+has to be tried, where what may be found is worth it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import islice, repeat
 from specproxy.adapters.embedded.acceptance import Acceptance
 from specproxy.adapters.embedded.controller import PLAIN, Plan, StepOutcome, StepView
 from specproxy.adapters.embedded.costs import StepCosts
+from specproxy.adapters.embedded.regimes import LEVELS, Regimes
 from specproxy.records import EnginePriors
 
 __all__ = ["AutoController"]
@@ -23,20 +24,18 @@ __all__ = ["AutoController"]
 PRIOR = {"mtp": 0.65, "draft": 0.65}  # first guess's chance of being right
 COPIES = tuple(min(0.95, 0.45 + 0.07 * i) for i in range(16))  # a copied token's, by length of the match
 FORCED = (0.7, 0.95)  # the last token of a forced run, which the model may spell otherwise; those before it
-MEMORY, IDLE_MEMORY = 0.96, 0.995  # what remains of counts after a step that shows something, and after another
-STAY = 1.03  # times as good another plan has to be; the cost curve is a staircase
-FIRST_TRIAL, LAST_TRIAL, AGAIN = 16, 512, 2  # steps between trials of a drafter
-UNTRIED, INFORMED = 4, 48  # steps until a drafter is tried at all, without and with the learner's priors
-TRIAL = 2  # tokens
-SURE = 0.97  # chance of a guess that a trial could find at best
+IDLE_MEMORY = 0.995  # what remains of counts of copies after a step
+STAY = 1.015  # times as good another plan has to be; the cost curve is a staircase
+HORIZON = 1.5  # steps for which what a trial finds is believed to hold
+FIRST_TRIAL, LAST_TRIAL = 48, 512  # steps between trials of a drafter for which nothing speaks
 HOPELESS = 0.08  # chance of a draft's next token below which longer drafts are not looked at
 
 
 @dataclass(slots=True)
 class _Trial:
-    """When a drafter that is not in use is tried again, in steps."""
+    """Steps since a drafter was used, and until it is tried although nothing speaks for it."""
 
-    wait: int = UNTRIED
+    wait: int
     since: int = 0
 
 
@@ -53,12 +52,14 @@ class AutoController:
         self.costs = costs
         self._shortest = shortest
         given = priors.acceptance if priors is not None else {}
-        self._guesses = {name: Acceptance([first], given.get(name, ())) for name, first in PRIOR.items()}
+        levels = priors.levels if priors is not None else {}
+        self._guesses = {
+            name: Regimes(first, given.get(name, ()), levels.get(name, ())) for name, first in PRIOR.items()
+        }
         self._copies = Acceptance(COPIES, priors.match_acceptance if priors is not None else ())
         self._forced = Acceptance(FORCED)
-        self._trials = {
-            name: _Trial(INFORMED if guesses.informed else UNTRIED) for name, guesses in self._guesses.items()
-        }
+        self._trials = {name: _Trial(FIRST_TRIAL) for name in PRIOR}
+        self._kept: dict[str, tuple[tuple[float, ...], list[float]]] = {}
         self._last = PLAIN
         self._view: StepView | None = None
 
@@ -69,7 +70,7 @@ class AutoController:
             return PLAIN
         rates = dict(self._rates(view))
         best = max(rates, key=lambda plan: rates[plan])
-        if (trial := self._due(view, rates[best])) is not None:
+        if (trial := self._due(view, rates, rates[best])) is not None:
             return trial
         if best != self._last and rates[best] < STAY * rates.get(self._last, 0.0):
             return next(plan for plan in rates if plan == self._last)  # with what it is expected to give now
@@ -78,8 +79,8 @@ class AutoController:
     def learn(self, outcome: StepOutcome) -> None:
         """See `Controller`."""
         used = outcome.plan.drafter
-        for name, acceptance in self._guesses.items():
-            acceptance.fade(MEMORY if name == used else IDLE_MEMORY)
+        for name, regimes in self._guesses.items():
+            regimes.step()
             self._trials[name].since += 1
         if used in self._guesses:
             self._guessed(used, outcome)
@@ -93,12 +94,16 @@ class AutoController:
         if outcome.plan == PLAIN or outcome.proposed == outcome.plan.total:  # not what the text's end cut short
             self._last = outcome.plan
 
+    def levels(self) -> dict[str, tuple[float, ...]]:
+        """See `Controller`."""
+        return {name: tuple(regimes.counts) for name, regimes in self._guesses.items() if any(regimes.counts)}
+
     def explain(self) -> str:
         """See `Controller`."""
         view = self._view
         if view is None or self._last.length:
             return ""
-        rates = dict(self._rates(replace(view, room=max(view.room, TRIAL))))
+        rates = dict(self._rates(replace(view, room=max(view.room, 2))))
         plain = rates.pop(PLAIN)
         reasons = []
         for name in view.ready:
@@ -116,26 +121,48 @@ class AutoController:
         proposed = outcome.proposed - lead
         if hits < 0 or proposed < 1:  # the lead was wrong already
             return
-        for position in range(min(proposed, hits + 1)):
-            self._guesses[name].add(position, position < hits, 1)
+        self._guesses[name].add(hits, min(proposed, hits + 1))
         trial = self._trials[name]
-        if self._last.drafter == name:
-            trial.wait = FIRST_TRIAL
-        else:  # a success has to be followed up at once, or it is forgotten before the next one
-            trial.wait = AGAIN if hits == proposed else min(LAST_TRIAL, max(FIRST_TRIAL, 2 * trial.wait))
         trial.since = 0
+        trial.wait = FIRST_TRIAL if self._last.drafter == name else min(LAST_TRIAL, 2 * trial.wait)
 
-    def _due(self, view: StepView, best: float) -> Plan | None:
-        """A drafter that has not been used for so long that it is to be tried, if it may be better at all."""
+    def _due(self, view: StepView, rates: dict[Plan, float], best: float) -> Plan | None:
+        """A drafter that is to be tried: what may be found is worth more than the trial costs.
+
+        What may be found is how much faster the drafter would be at each level of its chance, for as long as a
+        level holds. Where even the highest would not pay, as on a fast model, nothing is ever tried; where the
+        learner was sure that nothing is to be found, seldom.
+        """
         for name in view.ready:
             trial = self._trials.get(name)
-            if trial is None or trial.since < trial.wait or self._last.drafter == name:
+            if trial is None or self._last.drafter == name:
                 continue
-            length = min(TRIAL, view.limits[name], view.room)
-            hoped = (rate for _, rate in self._lengths(view, name, repeat(SURE, view.limits[name])))
-            if length > 0 and max(hoped, default=0.0) > STAY * best:
-                return Plan(name, length)
+            own = [(rate, plan) for plan, rate in rates.items() if plan.drafter == name and not plan.lead]
+            if not own:
+                continue
+            weights, speeds = self._guesses[name].weights(), self._speeds(name, view)
+            gain = sum(
+                weight * max(0.0, speed / best - STAY) for weight, speed in zip(weights, speeds, strict=True)
+            )
+            rate, plan = max(own, key=lambda pair: pair[0])
+            if gain * HORIZON > 1 - rate / best or (gain > 0 and trial.since >= trial.wait):
+                return plan
         return None
+
+    def _speeds(self, name: str, view: StepView) -> list[float]:
+        """Of a drafter at each level of its chance, the best length each; looked at now and then."""
+        kept = self._kept.get(name)
+        key = (*_others(view), view.context >> 7, min(view.room, view.limits[name]))
+        if kept is None or kept[0] != key:
+            speeds = [
+                max(rate for _, rate in self._lengths(view, name, self._at_level(name, level, view)))
+                for level in range(len(LEVELS))
+            ]
+            kept = self._kept[name] = (key, speeds)
+        return kept[1]
+
+    def _at_level(self, name: str, level: int, view: StepView) -> Iterator[float]:
+        return islice(self._guesses[name].chances(level), view.limits[name])
 
     def _rates(self, view: StepView) -> Iterator[tuple[Plan, float]]:
         """Tokens a second of the whole batch for everything that could be done."""

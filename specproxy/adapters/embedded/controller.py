@@ -99,6 +99,10 @@ class Controller(Protocol):
         """Take in how a step went."""
         ...
 
+    def levels(self) -> dict[str, tuple[float, ...]]:
+        """Guesses by level of their chance (`regimes.LEVELS`), by drafter; for the learner."""
+        ...
+
     def explain(self) -> str:
         """Why nothing is drafted any more; empty while something is, and where no choice is made."""
         ...
@@ -121,6 +125,10 @@ class FixedController:
 
     def learn(self, outcome: StepOutcome) -> None:
         """A fixed strategy learns nothing."""
+
+    def levels(self) -> dict[str, tuple[float, ...]]:
+        """See `Controller`."""
+        return {}
 
     def explain(self) -> str:
         """See `Controller`."""

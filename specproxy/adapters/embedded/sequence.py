@@ -119,12 +119,15 @@ class Tally:
 
     def report(self, sequence: Sequence) -> EngineReport:
         """For the learner."""
+        levels = sequence.controller.levels()
         shortest = sequence.ngram.min_n if sequence.ngram is not None else 0
         return EngineReport(
             request_id=sequence.request.request_id,
             strategy=sequence.request.strategy.name,
             steps=self.steps,
-            drafters=tuple(tally.report(name, shortest) for name, tally in self.by_drafter.items()),
+            drafters=tuple(
+                tally.report(name, shortest, levels.get(name, ())) for name, tally in self.by_drafter.items()
+            ),
             widths={width: (int(steps), seconds) for width, (steps, seconds) in self.widths.items()},
             prompt_ids=sequence.request.prompt,
             output_ids=tuple(sequence.tokens[sequence.n_prompt :]),
@@ -157,7 +160,7 @@ class _DrafterTally:
         self.matches[outcome.match_length][0] += outcome.agreed
         self.matches[outcome.match_length][1] += min(outcome.copied, outcome.agreed + 1)
 
-    def report(self, name: str, shortest: int) -> DrafterReport:
+    def report(self, name: str, shortest: int, levels: tuple[float, ...]) -> DrafterReport:
         return DrafterReport(
             drafter=name,
             steps=self.steps,
@@ -166,6 +169,7 @@ class _DrafterTally:
             by_position=tuple((hit, tried) for hit, tried in self.positions),
             by_match=tuple((hit, tried) for hit, tried in self.matches[shortest:]),
             draft_s=self.seconds,
+            levels=levels,
         )
 
 

@@ -43,6 +43,7 @@ def encode_priors(priors: EnginePriors) -> bytes:
         "workload": _ascii(priors.workload),
         "acceptance": {_ascii(name): pairs for name, pairs in priors.acceptance.items()},
         "match": priors.match_acceptance,
+        "levels": {_ascii(name): counts for name, counts in priors.levels.items()},
     }
     return orjson.dumps(data)
 
@@ -54,14 +55,15 @@ def decode_priors(data: bytes) -> EnginePriors:
         ValueError: it is not an object of that form.
     """
     fields = _object(data)
-    acceptance = fields.get("acceptance", {})
-    if not isinstance(acceptance, dict):
-        raise ValueError("'acceptance' is not an object")
+    acceptance, levels = fields.get("acceptance", {}), fields.get("levels", {})
+    if not isinstance(acceptance, dict) or not isinstance(levels, dict):
+        raise ValueError("'acceptance' or 'levels' is not an object")
     return EnginePriors(
         request_id=_text(fields, "id"),
         workload=_text(fields, "workload"),
         acceptance={name: _pairs(pairs, float) for name, pairs in acceptance.items()},
         match_acceptance=_pairs(fields.get("match", ()), float),
+        levels={name: _weights(counts) for name, counts in levels.items()},
         version=_version(fields),
     )
 
@@ -82,6 +84,7 @@ def encode_report(report: EngineReport) -> bytes:
                 "by_position": d.by_position,
                 "by_match": d.by_match,
                 "draft_s": d.draft_s,
+                "levels": d.levels,
             }
             for d in report.drafters
         ],
@@ -130,6 +133,7 @@ def _drafter(entry: object) -> DrafterReport:
         by_position=_pairs(entry.get("by_position", ()), int),
         by_match=_pairs(entry.get("by_match", ()), int),
         draft_s=_number(entry.get("draft_s", 0.0), float),
+        levels=_weights(entry.get("levels", ())),
     )
 
 
@@ -172,6 +176,10 @@ def _pairs(value: object, kind: type[N]) -> tuple[tuple[N, N], ...]:
     return tuple(
         (_number(first, kind), _number(second, kind)) for first, second, *_ in map(_list, _list(value))
     )
+
+
+def _weights(value: object) -> tuple[float, ...]:
+    return tuple(_number(weight, float) for weight in _list(value))
 
 
 def _step_cost(value: object) -> tuple[int, float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 
 from specproxy.adapters.embedded.acceptance import Acceptance
@@ -18,27 +16,6 @@ def feed(acceptance: Acceptance, chance: float, count: int, *, fade: float = 0.9
         due -= hit
         acceptance.fade(fade)
         acceptance.add(0, hit, 1)
-
-
-def test_good_guesses_make_longer_drafts_likely() -> None:
-    """A position that was never tried is judged by those before it."""
-    acceptance = Acceptance([0.6])
-    before = list(islice(acceptance.chances(), 4))[3]
-    for _ in range(30):
-        acceptance.add(0, 1, 1)
-        acceptance.add(1, 1, 1)
-    after = list(islice(acceptance.chances(), 4))[3]
-    assert before < 0.6 < 0.8 < after
-
-
-def test_the_learners_positions_count_each_for_itself() -> None:
-    """They fall faster than we would expect."""
-    acceptance = Acceptance([0.65], [(900, 1000), (600, 1000), (300, 1000)])
-    first, second, third, fourth = islice(acceptance.chances(), 4)
-    assert first > 0.82
-    assert 0.55 < second < 0.65
-    assert 0.3 < third < 0.42
-    assert fourth < third
 
 
 @pytest.mark.parametrize(("belief", "truth"), [(0.95, 0.1), (0.1, 0.95), (0.5, 0.25), (0.4, 0.8)])
@@ -72,10 +49,10 @@ def test_a_change_is_followed_within_some_tens_of_guesses() -> None:
 def test_a_million_steps_leave_the_counts_sound() -> None:
     """Forgetting keeps them small, and chances between 0 and 1."""
     acceptance = Acceptance([0.5])
-    for i in range(1_000_000):
-        acceptance.fade(0.96)
+    for i in range(100_000):  # something to be seen in every tenth step
+        acceptance.fade(0.96**10)
         acceptance.add(0, i % 4 > 0, 1)
     cell = acceptance._cells[0]
-    assert cell.recent == pytest.approx(25, rel=0.01)
+    assert cell.recent == pytest.approx(1 / (1 - 0.96**10), rel=0.01)
     assert cell.tried == pytest.approx(100, rel=0.01)
     assert 0.6 < acceptance.chance(0) < 0.8

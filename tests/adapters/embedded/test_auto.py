@@ -199,7 +199,7 @@ def test_trials_become_rare_while_they_fail() -> None:
     """And a drafter that has become good is found again."""
     controller = auto()
     bad = run(Text().add(1000, {"mtp": 0.05}), controller)
-    assert bad.drafters["mtp"] < 50
+    assert bad.drafters["mtp"] < 60
     good = run(Text().add(600, {"mtp": 1.0}), controller)
     assert good.drafters["mtp"] > 0.4 * good.steps.total()
 
