@@ -83,7 +83,8 @@ class FakeEngine:
             prompt_ms=10.0, predicted_n=len(ids), predicted_ms=20.0, draft_n=8, draft_n_accepted=6, load_ms=5.0,
             embedding=(3.0, 4.0, 0.0, 0.0) if request.want_embedding else (),
             report=EngineReport(request.request_id, request.strategy.name, 3, prompt_ids=request.prompt,
-                                output_ids=tuple(ids)),
+                                output_ids=tuple(ids), plans=(("mtp:3", 2), ("plain", 1)),
+                                stopped_drafting="mtp is wrong"),
         )  # fmt: skip
 
     @staticmethod

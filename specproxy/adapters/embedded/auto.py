@@ -27,6 +27,7 @@ FORCED = (0.7, 0.95)  # the last token of a forced run, which the model may spel
 IDLE_MEMORY = 0.995  # what remains of counts of copies after a step
 STAY = 1.015  # times as good another plan has to be; the cost curve is a staircase
 HORIZON = 1.5  # steps for which what a trial finds is believed to hold
+PATIENCE = 10.0  # steps over which the cost of catching up is spread: it is paid once
 FIRST_TRIAL, LAST_TRIAL = 48, 512  # steps between trials of a drafter for which nothing speaks
 HOPELESS = 0.08  # chance of a draft's next token below which longer drafts are not looked at
 
@@ -197,13 +198,14 @@ class AutoController:
                 right *= chance
                 tokens += right
         guess = costs.guess(name)
+        late = costs.catch_up(name, view.late.get(name, 1)) / PATIENCE
         for length in range(1, view.room - first + 1):
             chance = next(chances, 0.0)
             if not chance or right < HOPELESS:
                 return
             right *= chance
             tokens += right
-            seconds = costs.verify(others + 1 + first + length, view.context) + (first + length) * guess
+            seconds = costs.verify(others + 1 + first + length, view.context) + (first + length) * guess + late
             plan = Plan(name, length, lead.drafter if first else "", first, expected=tokens)
             yield plan, (other_tokens + tokens) / seconds
 

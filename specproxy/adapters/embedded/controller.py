@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,7 +48,8 @@ class StepView:
     agrees over (0: no place, or no n-gram drafter), `limits` the longest draft of each drafter, `room` the most
     draft tokens that can be used, `streams` the sequences that decode in the same step. `forced` is how many
     tokens the grammar leaves no choice about, `context` how many tokens came before. The other sequences feed
-    `others_width` tokens in this step, which are expected to give `others_tokens` (None: one each).
+    `others_width` tokens in this step, which are expected to give `others_tokens` (None: one each). `late` is
+    how many tokens each drafter would have to catch up with before it could guess.
     """
 
     ready: tuple[str, ...]
@@ -60,6 +62,7 @@ class StepView:
     context: int = 0
     others_width: int | None = None
     others_tokens: float | None = None
+    late: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,10 @@ class StepCosts:
         mean = self._guesses.get(drafter)
         return expected if mean is None else mean.shrunk(expected)
 
+    def catch_up(self, drafter: str, count: int) -> float:
+        """What a drafter's first guess costs more where it has to go through `count` tokens for it."""
+        return self.guess(drafter) * (_curve(max(1, count)) - 1)
+
     @property
     def knows_plain(self) -> bool:
         """Whether a plain step was measured, which all else is compared with."""

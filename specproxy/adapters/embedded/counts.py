@@ -12,9 +12,11 @@ __all__ = ["finish_reason", "logprob_entries", "timings", "total", "usage"]
 
 
 def timings(end: Finished) -> dict[str, Any]:
-    """llama-server's `timings`: milliseconds; the draft counts are there only if something was drafted.
+    """llama-server's `timings` (milliseconds). Draft counts are there only if something was drafted.
 
-    As there, the first predicted token counts as the prompt's, so that a rate covers one token less.
+    As there, the first predicted token counts as the prompt's, so that a rate covers one token less. Two
+    members are ours, where the engine chose itself how to draft: `draft_steps`, steps by drafter and length,
+    and `draft_stopped`, why the last ones drafted nothing.
     """
     decoded = end.predicted_n - 1
     body: dict[str, Any] = {
@@ -30,6 +32,11 @@ def timings(end: Finished) -> dict[str, Any]:
     }
     if end.draft_n:
         body |= {"draft_n": end.draft_n, "draft_n_accepted": end.draft_n_accepted}
+    report = end.report
+    if report is not None and report.strategy == "auto":
+        body["draft_steps"] = dict(report.plans)
+        if report.stopped_drafting:
+            body["draft_stopped"] = report.stopped_drafting
     return body
 
 

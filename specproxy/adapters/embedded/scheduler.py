@@ -271,6 +271,11 @@ class Scheduler:
                 context=len(sequence.tokens) - 1,
                 others_width=others_width,
                 others_tokens=others_tokens,
+                late={
+                    name: drafter.missing(sequence)
+                    for name, drafter in self._runtime.drafters.items()
+                    if name in sequence.drafters
+                },
             )
         )
         plan, free = sequence.plan, {"ngram": copied, "forced": sequence.run}

@@ -36,6 +36,17 @@ async def test_stream_carries_timings_or_usage_at_the_end(serve: Serve) -> None:
         assert key in chunks[-1]
 
 
+async def test_a_reply_of_auto_says_how_it_drafted(serve: Serve) -> None:
+    """Beside llama-server's timings; a fixed strategy has nothing to explain."""
+    session, _ = await serve(FakeEngine())
+    for strategy, said in (("auto", True), ("ngram", False)):
+        headers = {"X-Specproxy-Engine-Strategy": strategy}
+        async with session.post("/v1/completions", json={"prompt": "x"}, headers=headers) as reply:
+            timings = (await reply.json())["timings"]
+        assert (timings.get("draft_steps") == {"mtp:3": 2, "plain": 1}) is said
+        assert (timings.get("draft_stopped") == "mtp is wrong") is said
+
+
 async def test_several_prompts_of_any_kind(serve: Serve) -> None:
     engine = FakeEngine(["1"], ["2"], ["3"])
     session, _ = await serve(engine)

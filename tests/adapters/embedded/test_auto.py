@@ -20,6 +20,7 @@ from specproxy.adapters.embedded.controller import (
     StepView,
 )
 from specproxy.adapters.embedded.costs import CURVE, GUESS, StepCosts
+from specproxy.adapters.embedded.regimes import LEVELS
 from specproxy.records import EnginePriors
 
 PLAIN_S = 0.02
@@ -149,6 +150,114 @@ def test_better_than_any_fixed_choice_on_mixed_text() -> None:
     texts = [mixed(seed) for seed in range(8)]
     spent = sum(run(text, auto(costs)).seconds for text in texts)
     assert sum(best_fixed(text) for text in texts) / spent >= 1.05
+
+
+def measured(steepness: float = 1.0) -> StepCosts:
+    """As after a profile."""
+    costs = StepCosts()
+    for width in (1, 2, 3, 4, 5, 6, 8, 12, 16):
+        for _ in range(10):
+            costs.decoded(width, seconds(width, steepness))
+    for name, guess in GUESS.items():
+        for _ in range(10):
+            costs.guessed(name, 1, guess * PLAIN_S)
+    return costs
+
+
+@pytest.mark.parametrize("steepness", [0.6, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("level", range(len(LEVELS)))
+def test_known_costs_and_chances_give_the_known_best_choice(level: int, steepness: float) -> None:
+    """By the textbook: expected tokens over seconds, the best of all lengths, nothing where none pays."""
+    chance, fall = LEVELS[level], 0.97
+
+    def rate(length: int) -> float:
+        tokens, right = 1.0, 1.0
+        for position in range(length):
+            right *= chance * fall**position
+            tokens += right
+        return tokens / (seconds(1 + length, steepness) + length * GUESS["mtp"] * PLAIN_S)
+
+    weights = tuple(1e6 * (i == level) for i in range(len(LEVELS)))
+    given = tuple((chance * fall**i * 1e6, 1e6) for i in range(3))
+    priors = EnginePriors("r", "w", acceptance={"mtp": given}, levels={"mtp": weights})
+    controller = AutoController(measured(steepness), 3, priors)
+    for _ in range(60):  # the priors' own doubt is outvoted
+        controller._guesses["mtp"]._targets[level] += 1e6
+        controller._guesses["mtp"].step(1000)
+    plan = controller.plan(StepView(("mtp",), 0, {"mtp": 6}, 50, 0))
+    assert rate(plan.length) >= max(rate(length) for length in range(7)) / 1.02
+
+
+def taught(kind: Callable[[int], Text], costs: StepCosts, requests: int) -> tuple[float, float]:
+    """Seconds of auto and of the best fixed choice, on requests whose predecessors taught what they showed."""
+    levels: dict[str, list[float]] = {}
+    spent = best = 0.0
+    for seed in range(2 * requests):
+        known = {name: tuple(seen) for name, seen in levels.items()}
+        controller = auto(costs, EnginePriors("r", "w", levels=known))
+        took = run(kind(seed), controller).seconds
+        for name, seen in controller.levels().items():
+            before = levels.get(name, [0.0] * len(seen))
+            levels[name] = [0.9 * a + b for a, b in zip(before, seen, strict=True)]
+        if seed >= requests:
+            spent += took
+            best += best_fixed(kind(seed))
+    return spent, best
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_earlier_requests_taught_leaves_little_regret(kind: str) -> None:
+    spent, best = taught(KINDS[kind], measured(), 6)
+    assert best / spent >= 0.97
+
+
+def test_stretches_of_forty_tokens_are_followed() -> None:
+    """Prose, JSON, prose, an edit: faster than any choice for the whole request."""
+
+    def mixed(seed: int) -> Text:
+        text = Text()
+        for _ in range(2):
+            text.add(40, {"mtp": 0.3}, seed=seed).add(40, {"mtp": 0.95}, seed=seed)
+            text.add(40, {"mtp": 0.3}, seed=seed)
+            text.add(40, {"mtp": 0.6, "ngram": 0.97}, match=12, seed=seed)
+        return text
+
+    spent, best = taught(mixed, measured(), 5)
+    assert best / spent >= 1.05
+
+
+def test_a_chain_goes_on_behind_what_is_free() -> None:
+    """Forced tokens are nearly sure and cost no guess; a good head goes on behind them in the same step."""
+    priors = EnginePriors("r", "w", acceptance={"mtp": tuple((97.0, 100.0) for _ in range(3))})
+    controller = AutoController(measured(), 3, priors)
+    plan = controller.plan(StepView(("mtp",), 0, LIMITS, 50, 0, forced=2))
+    assert (plan.lead, plan.lead_length, plan.drafter) == ("forced", 2, "mtp")
+    assert plan.length >= 1
+    assert plan.label == f"forced:2>mtp:{plan.length}"
+
+
+def test_a_drafter_that_lags_behind_has_to_be_worth_catching_up_with() -> None:
+    """A draft model that has a thousand tokens to go through is not asked for a small gain."""
+    priors = EnginePriors(
+        "r", "w", acceptance={"draft": ((50.0, 100.0),)}, levels={"draft": (0, 0, 0, 40.0, 0, 0, 0, 0)}
+    )
+    plans = [
+        AutoController(measured(), 3, priors).plan(StepView(("draft",), 0, LIMITS, 50, 0, late={"draft": late}))
+        for late in (1, 1000)
+    ]
+    assert plans[0].drafter == "draft"
+    assert plans[1] == PLAIN
+
+
+def test_why_nothing_is_drafted_is_said() -> None:
+    controller = AutoController(measured(5.0), 3)
+    run(Text().add(200, {"mtp": 0.3}), controller, steepness=5.0)
+    said = controller.explain()
+    assert "ngram finds nothing to copy" in said
+    assert "mtp would give 0." in said
+    good = auto()
+    run(Text().add(200, {"mtp": 1.0}), good)
+    assert "mtp" not in good.explain()
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.8])
