@@ -227,13 +227,18 @@ def test_stretches_of_forty_tokens_are_followed() -> None:
 
 
 def test_a_chain_goes_on_behind_what_is_free() -> None:
-    """Forced tokens are nearly sure and cost no guess; a good head goes on behind them in the same step."""
-    priors = EnginePriors("r", "w", acceptance={"mtp": tuple((97.0, 100.0) for _ in range(3))})
-    controller = AutoController(measured(), 3, priors)
-    plan = controller.plan(StepView(("mtp",), 0, LIMITS, 50, 0, forced=2))
-    assert (plan.lead, plan.lead_length, plan.drafter) == ("forced", 2, "mtp")
-    assert plan.length >= 1
-    assert plan.label == f"forced:2>mtp:{plan.length}"
+    """A good head goes on behind forced tokens in the same step, unless its guesses are dear."""
+    given = tuple((97.0, 100.0) for _ in range(3))
+    labels = []
+    for guess in (0.01, 1.0):
+        costs = measured()
+        for _ in range(200):
+            costs.guessed("mtp", 1, guess * PLAIN_S)
+        controller = AutoController(costs, 3, EnginePriors("r", "w", acceptance={"mtp": given}))
+        for _ in range(20):  # which have been spelt as expected
+            controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S, forced=3, shown=3, followed=3))
+        labels.append(controller.plan(StepView(("mtp",), 0, LIMITS, 50, 0, forced=3)).label)
+    assert labels == ["forced:3>mtp:3", "forced:3"]
 
 
 def test_a_drafter_that_lags_behind_has_to_be_worth_catching_up_with() -> None:

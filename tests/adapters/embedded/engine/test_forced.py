@@ -16,6 +16,7 @@ from tests.support.calibrated import CalibratedPair
 from tests.support.embedded import GREEDY, ByHand, Reader, Sampling, request
 
 # isort: split
+from specproxy.adapters.embedded.controller import PLAIN, FixedController, Plan, StepView
 from specproxy.adapters.embedded.forced import ForcedDrafter, Spelling
 from specproxy.adapters.embedded.grammar_sampler import Grammar
 
@@ -154,3 +155,30 @@ def test_drafts_are_cut_at_their_first_illegal_token(
     assert free.end.draft_n_accepted < free.end.draft_n
     seen, seen_free = counts(bound)[drafter], counts(free)[drafter]
     assert seen.by_position[0] == seen_free.by_position[0], "a cut guess is a wrong guess"
+
+
+class Chain(FixedController):
+    """Copies where it can, and lets another drafter go on behind the copy in the same step."""
+
+    def __init__(self, drafter: str) -> None:
+        self.drafter = drafter
+
+    def plan(self, view: StepView) -> Plan:
+        """See `Controller`."""
+        room = view.room - 3
+        return Plan(self.drafter, min(2, room), "ngram", 3) if view.match_length and room > 0 else PLAIN
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "draft"])
+def test_a_chain_changes_nothing_but_the_speed(calibrated: ByHand, pair: CalibratedPair, drafter: str) -> None:
+    """The copy is right here; behind it the drafter is right as well, which it is not on a cache with faults."""
+    prompt = calibrated.tokenize("please rewrite this " + pair.marker("edit", 0))
+    reader = calibrated.submit(request(prompt, f"ngram+{drafter}", tokens=90))
+    calibrated.scheduler._waiting[0].controller = Chain(drafter)
+    calibrated.finish()
+    assert reader.ids == pair.text_ids("edit", 90)
+    seen = counts(reader)
+    assert seen["ngram"].accepted == seen["ngram"].drafted > 20
+    first, tried = seen[drafter].by_position[0]
+    assert tried > 8
+    assert first / tried > 0.25
