@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -40,8 +41,25 @@ def print_status(data: Row, *, by_temperature: bool = False) -> None:
         console.print(legend(data), style="dim")
     else:
         console.print("No request has been measured yet.")
+    for row in data.get("pairs", ()):
+        console.print(Text(_pair_line(row)))
     for row in data.get("media", ()):
         console.print(Text(_media_line(row)))
+
+
+def _pair_line(row: Row) -> str:
+    """A drafter and its target, since when, and on what evidence."""
+    name = f"{row['drafter']} for {row['target']}"
+    if row["since"] is None:
+        return f"{name}: nothing measured yet"
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["since"]))
+    parts = [f"{row['requests']} requests"]
+    if row["acceptance"] is not None:
+        parts.append(f"{row['accepted']} of {row['drafted']} guesses right ({row['acceptance']:.0%})")
+    if row["ratio"] is not None:
+        bounds = f" ({1 / row['ratio_hi']:.2f}–{1 / row['ratio_lo']:.2f})" if row["ratio_lo"] else ""
+        parts.append(f"{1 / row['ratio']:.2f}x plain's speed{bounds}")
+    return f"{name}: since {since}, on {', '.join(parts)}"
 
 
 def _media_line(row: Row) -> str:

@@ -35,6 +35,7 @@ from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.headers import PIN_HEADER
 from specproxy.proxy.idle import IdleLoader
 from specproxy.proxy.media import MediaShare
+from specproxy.proxy.pairs import pairs_json
 from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.recorder import HeldPolicy, Recorder
 from specproxy.proxy.reload import Changes, Reloader, compare
@@ -325,6 +326,7 @@ class Service:
             "upstreams": [upstream.json() for upstream in self._fleet.upstreams],
             "lanes": [lane_json(s, since, self._fleet.address(s.lane), speeds.get(s.lane.id)) for s in lanes],
             **board,
+            "pairs": pairs_json(self.board, lanes, self.settings.draft.name if self.settings.draft else ""),
             "media": self._media.json(),
             "quarantine": self._quarantine.dump()["sentences"],
             "engine": self._memory.json(self.board.rows(frozenset(now))) if self._memory is not None else [],
