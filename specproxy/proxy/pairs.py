@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from specproxy.proxy.board import Board, Cell, merged, ratio_to_plain
+from specproxy.proxy.board import Board, ratio_to_plain
+from specproxy.proxy.cell import Cell, merged
 from specproxy.records import LaneStatus
 
 __all__ = ["pairs_json"]
