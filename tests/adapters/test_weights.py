@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,3 +107,22 @@ def test_nobody_listens() -> None:
 def test_a_command_line_that_says_nothing_of_drafts() -> None:
     listener = Listener(("llama-server", "--spec-type", "none"), Path("/"))
     assert (listener.strategy, listener.behind("-md")) == (None, "")
+
+
+def test_a_server_is_known_by_its_program_and_what_its_environment_says_of_models() -> None:
+    """Nothing else of that is kept, and no key."""
+    told = {"OLLAMA_KV_CACHE_TYPE": "q8_0", "CUDA_VISIBLE_DEVICES": "1", "OLLAMA_API_KEY": "k", "SECRET": "s"}
+    port = free_port()
+    command = [sys.executable, "-S", "-c", LISTEN, str(port)]
+    with subprocess.Popen(
+        command, env={**os.environ, **told}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        listener = find_listener(port)
+        child.kill()
+    assert listener is not None
+    assert Path(listener.program).resolve() == Path(sys.executable).resolve()
+    environ = dict(listener.environ or ())
+    assert {"OLLAMA_KV_CACHE_TYPE": "q8_0", "CUDA_VISIBLE_DEVICES": "1"}.items() <= environ.items()
+    assert not {"OLLAMA_API_KEY", "SECRET", "PATH"} & set(environ)
