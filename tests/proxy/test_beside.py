@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from specproxy.adapters.base import ServedModel
+from specproxy.adapters import ollama_serve
+from specproxy.adapters.base import ServedModel, UpstreamRequest
 from specproxy.adapters.llama_server import LanePlan
 from specproxy.adapters.machine import Gpu
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan
@@ -29,6 +30,7 @@ from specproxy.records import Control, Dialect, Health, Lane, Strategy
 from tests.support.fakes import Fake
 from tests.support.model_facts import facts
 from tests.support.ports import free_port
+from tests.support.sink import RecordingSink
 
 MODEL = ServedModel("m", ctx=8192)
 OWN = Lane("upstream", "upstream", "m", Strategy(), Control.OBSERVE, "fp", models=frozenset({"m"}))
@@ -361,3 +363,65 @@ def test_a_wish_needs_weights_and_a_server_that_can_be_stood_in_for() -> None:
     assert Wish.of("http://x", "vllm", OWN, MODEL, weights) is None
     assert Wish.of("http://x", "llama-server", OWN, MODEL, Weights(reason="elsewhere")) is None
     assert Wish.of("http://x", "llama-server", OWN, MODEL, None) is None
+
+
+# --- beside Ollama -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ollama_wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
+    """Lanes beside an Ollama whose program is a stub, and whose store has the model."""
+    program = tmp_path / "ollama"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.support.stub_ollama "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "manifests").mkdir()
+    blob = tmp_path / "blobs" / "sha256-m"
+    monkeypatch.setattr(module, "find_ollama", lambda listener: program)
+    monkeypatch.setattr(ollama_serve, "read_facts", lambda path: facts(path=path))
+    monkeypatch.setattr(ollama_serve, "measure_budget", lambda options: (Budget(1 << 40), ()))
+    own = replace(OWN, target="m:latest", models=frozenset({"m", "m:latest"}))
+    model = ServedModel("m:latest", ctx=2048, drafting=False)
+    return Wish("http://127.0.0.1:1", "ollama", own, model, facts(path=blob), version="0.33.0", trouble="old")
+
+
+async def test_beside_ollama_further_ones_answer_on_every_route(ollama_wish: Wish) -> None:
+    """With the model's names there, its whole context and tools, whatever llama-servers could not do."""
+    async with watched() as it:
+        it.beside.follow(ollama_wish)
+        await it.until(lambda: it.lanes() == {"ngram-simple": Health.READY})
+        assert it.beside.backend is not None
+        lane = it.beside.backend.lanes()[0].lane
+        assert (lane.target, lane.models) == ("m:latest", frozenset({"m", "m:latest"}))
+        assert (lane.dialects, lane.ctx, lane.tools, lane.media) == (frozenset(), 0, True, False)
+        assert it.beside.address(lane).startswith("http://127.0.0.1:")
+        assert it.beside.trouble == ""
+
+
+async def test_further_ollamas_finish_what_they_answer(
+    ollama_wish: Wish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are offered to nobody meanwhile, and stopped once no request of ours is in flight."""
+    monkeypatch.setattr(module, "IDLE_POLL_S", 0.01)
+    async with watched() as it:
+        it.beside.follow(ollama_wish)
+        await it.until(lambda: it.lanes() == {"ngram-simple": Health.READY})
+        running = it.beside.backend
+        assert running is not None
+        lane = running.lanes()[0].lane
+        exchange = running.open(UpstreamRequest("GET", "/bodies", ()), lane, RecordingSink())
+        it.beside.follow(None)
+        await it.until(lambda: it.beside.backend is None)
+        assert running.lanes()[0].health is Health.READY
+        exchange.abort()
+        await it.until(lambda: running.lanes()[0].health is Health.STOPPED)
+
+
+async def test_without_ollamas_program_llama_servers_have_to_do(
+    ollama_wish: Wish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or cannot, and that is why there are none."""
+    monkeypatch.setattr(module, "find_ollama", lambda listener: None)
+    async with watched() as it:
+        it.beside.follow(ollama_wish)
+        await it.beside.planned()
+        assert (it.beside.plan, it.beside.trouble) == (None, "old")
