@@ -90,7 +90,7 @@ def llama_server() -> Iterator[Target]:
     """llama-server with SmolLM2: the one that is named for tests, one on PATH, or the wheel's."""
     named = os.environ.get("SPECPROXY_TEST_LLAMA_SERVER")
     program = find_program(Path(named) if named else None)
-    with start_llama_server(program, smollm2(), None, "plain", threads=2) as server:
+    with start_llama_server(program, smollm2(), None, "plain", threads=2, shipped=True) as server:
         label = f"llama-server ({program.kind}, {program.build})"
         yield Target(label, "llama-server", f"http://127.0.0.1:{server.port}", "bench")
 

