@@ -12,7 +12,7 @@ WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-embedded test test-unit docs docs-test lint format clean \
-	chaos fuzz soak bench-load bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify \
+	audit chaos fuzz soak bench-load bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify \
 	bench-page conformance
 
 help: ## List the targets
@@ -61,6 +61,9 @@ lint: $(BASE) ## Style, imports and types
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
+
+audit: $(BASE) ## Known vulnerabilities of what is installed (asks the advisory service of PyPI)
+	@.ci/audit $(RUN)
 
 format: $(BASE) ## Let ruff fix what it can
 	@$(RUN) -m ruff check --fix .

@@ -72,7 +72,8 @@ class Trials:
             return
         fresh = self._file.with_suffix(".new")
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fresh.touch(mode=0o600)
             fresh.write_text(json.dumps(self._known))
             fresh.replace(self._file)
         except OSError as error:

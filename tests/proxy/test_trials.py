@@ -44,6 +44,7 @@ async def test_a_finding_is_kept_for_the_next_run(tmp_path: Path) -> None:
     attempts.go.set()
     await done.wait()
     assert attempts.begun == 1
+    assert file.stat().st_mode & 0o077 == 0
     again = Trials(file, attempts)
     assert (again.verdict("fp"), again.verdict("other")) == (Finding.HONOURED, None)
     again.consider(URL, "fp", done.set)
