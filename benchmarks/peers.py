@@ -124,7 +124,12 @@ def litellm(folder: Path, port: int, upstream: int, program: str) -> Iterator[ps
     config = folder / "litellm.yaml"
     config.write_text(LITELLM.format(upstream=upstream))
     command = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-    with _child(command, LITELLM_LOG="ERROR", LITELLM_LOCAL_MODEL_COST_MAP="True") as process:
+    environment = {
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # no key, as the others; loopback only
+    }
+    with _child(command, **environment) as process:
         yield process
 
 
