@@ -68,10 +68,8 @@ def help_pages() -> str:
 
 
 def _helps() -> Iterator[tuple[str, str]]:
-    names = cli.context_settings["help_option_names"]  # click keeps them on a command once it was run with them
-    root = click.Context(
-        cli, info_name="specproxy", terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=names
-    )
+    settings = {**cli.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    root = click.Context(cli, info_name="specproxy", **settings)
     yield "specproxy", cli.get_help(root).rstrip()
     for name in COMMANDS:
         command = cli.get_command(root, name)
