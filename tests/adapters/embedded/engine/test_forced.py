@@ -171,7 +171,7 @@ class Chain(FixedController):
 
 @pytest.mark.parametrize("drafter", ["mtp", "draft"])
 def test_a_chain_changes_nothing_but_the_speed(calibrated: ByHand, pair: CalibratedPair, drafter: str) -> None:
-    """The copy is right here; behind it the drafter is right as well, which it is not on a cache with faults."""
+    """Behind the copy, which is right here, the drafter is right as well: its cache has no fault."""
     prompt = calibrated.tokenize("please rewrite this " + pair.marker("edit", 0))
     reader = calibrated.submit(request(prompt, f"ngram+{drafter}", tokens=90))
     calibrated.scheduler._waiting[0].controller = Chain(drafter)
