@@ -15,15 +15,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import platformdirs
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from specproxy.config_values import File, Size, Url, item_list, nearest, parse_strategy, read_file
 from specproxy.errors import ConfigError
-from specproxy.records import Strategy
 
 __all__ = [
     "DEFAULT_PORT",
@@ -47,74 +45,6 @@ ENV_PREFIX = "SPECPROXY_"
 STORE_SCHEMES = ("redis://", "rediss://", "unix://")
 SECRETS = ("token", "store")  # keys whose values no message shows
 EngineChoice = Literal["auto", "embedded", "managed"]
-
-_UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
-_UNITS |= {"ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4}
-
-
-# --- kinds of value ------------------------------------------------------------------------------
-
-
-def _size(value: object) -> object:
-    """Bytes from a number or a text such as ``6GiB``, ``800 MB``; anything else is left for pydantic."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value.lower())
-    if not match or match[2] not in _UNITS:
-        raise ValueError("should be a size such as 6GiB or 800MB")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def _items(value: object) -> object:
-    """A list from one item or from a text with commas."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _url(value: object) -> object:
-    """A base URL without its last slash; ``host:port`` alone means http."""
-    if not isinstance(value, str):
-        return value
-    url = value if "://" in value else f"http://{value}"
-    parts = urlsplit(url)
-    try:
-        port_ok = parts.port is None or parts.port > 0
-    except ValueError:
-        port_ok = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
-        raise ValueError("should be a URL such as http://127.0.0.1:11434")
-    if parts.query or parts.fragment or parts.username:
-        raise ValueError("should be a base URL without user, query or fragment")
-    return url.rstrip("/")
-
-
-def _home(value: object) -> object:
-    """A path in which ``~`` means the home directory."""
-    return os.path.expanduser(value) if isinstance(value, str) else value
-
-
-DRAFTERS = (
-    "ngram", "draft", "mtp", "eagle3", "dflash", "dspark", "auto", "draft-sampled", "mtp-sampled",
-    "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache",
-    "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark",
-)  # fmt: skip
-"""Drafters that a strategy may be made of: ours, and llama-server's own names, which are passed to it."""
-
-
-def _strategy(name: str) -> str:
-    """A strategy's name whose drafters are known."""
-    for drafter in Strategy.parse(name).drafters:
-        if drafter not in DRAFTERS:
-            close = nearest(drafter, list(DRAFTERS))
-            raise ValueError(f"{drafter} is no drafter" + (f"; did you mean {close}?" if close else ""))
-    return name
-
-
-Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
-Url = Annotated[str, BeforeValidator(_url)]
-File = Annotated[Path, BeforeValidator(_home)]
-
 
 # --- the settings --------------------------------------------------------------------------------
 
@@ -178,17 +108,17 @@ class Deployment(_Section):
 
     kind: Literal["openai", "llama-server", "lmstudio", "mlx", "vllm", "sglang"] = "openai"
     """What serves there: llama-server, LM Studio, mlx_lm.server, vLLM, SGLang, or any with OpenAI's API."""
-    urls: Annotated[tuple[Url, ...], BeforeValidator(_items)] = Field(min_length=1)
+    urls: Annotated[tuple[Url, ...], BeforeValidator(item_list)] = Field(min_length=1)
     """Base URLs of equal servers: each request goes to the least loaded one that is well."""
     target: str = Field(min_length=1)
     """Name that clients ask for. Deployments with the same target are a choice."""
     model: str | None = None
     """The server's own name for the model. None: the same."""
-    aliases: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
+    aliases: Annotated[tuple[str, ...], BeforeValidator(item_list)] = ()
     """Further names that clients may use."""
     strategy: str = "plain"
     """How the server decodes, as it was started: plain, mtp, eagle3, ngram, draft and so on."""
-    drafts: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
+    drafts: Annotated[tuple[str, ...], BeforeValidator(item_list)] = ()
     """Draft models that a request may name (LM Studio, MLX); each is a lane."""
     draft_tokens: int | None = Field(default=None, ge=1, le=64)
     """Longest draft that is asked for (MLX)."""
@@ -206,7 +136,7 @@ class Deployment(_Section):
     @field_validator("strategy")
     @classmethod
     def _known(cls, value: str) -> str:
-        return _strategy(value)
+        return parse_strategy(value)
 
     @field_validator("weights")
     @classmethod
@@ -288,7 +218,7 @@ class Settings(_Section):
     @field_validator("upstream", mode="before")
     @classmethod
     def _split_upstream(cls, value: object) -> object:
-        return () if value is None else _items(value)
+        return () if value is None else item_list(value)
 
     @field_validator("llama_args", "engine_args", mode="before")
     @classmethod
@@ -305,13 +235,13 @@ class Settings(_Section):
     @field_validator("strategies", "origins", "aliases", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        return _items(value)
+        return item_list(value)
 
     @field_validator("strategies")
     @classmethod
     def _parse_strategies(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in value or ():
-            _strategy(name)
+            parse_strategy(name)
         return value
 
     @field_validator("aliases")
@@ -368,22 +298,6 @@ def key_paths(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[s
             yield prefix + name
 
 
-def nearest(name: str, names: list[str]) -> str | None:
-    """The valid name that `name` most likely means, or None.
-
-    Dashes, underscores and dots count as the same; a bare leaf (``level``) finds its full path (``log.level``).
-    """
-
-    def plain(text: str) -> str:
-        return re.sub(r"[-._]+", "_", text.lower()).strip("_")
-
-    spelled = {plain(full): full for full in names}
-    for full in reversed(names):
-        spelled.setdefault(plain(full.rpartition(".")[2]), full)
-    found = difflib.get_close_matches(plain(name), spelled, n=1, cutoff=0.6)
-    return spelled[found[0]] if found else None
-
-
 def default_config_path() -> Path:
     """Where the config file is looked for if none is named (XDG config directory)."""
     return platformdirs.user_config_path("specproxy") / "config.yaml"
@@ -392,50 +306,6 @@ def default_config_path() -> Path:
 # --- the layers ----------------------------------------------------------------------------------
 
 Layer = tuple[str, dict[str, Any]]  # where it came from, and its nested values
-
-
-def _read_file(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"config file {path} is not UTF-8 text") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: should hold keys and values, not a {type(data).__name__}")
-    return {str(key): _filled(value, environ, f"{path}: {key}") for key, value in data.items()}
-
-
-def _filled(value: Any, environ: Mapping[str, str], where: str) -> Any:
-    """`value` with every ``${NAME}`` in its texts replaced from the environment; ``$${`` stands for ``${``.
-
-    Raises:
-        ConfigError: the environment has no such name.
-    """
-    if isinstance(value, dict):
-        return {key: _filled(inner, environ, f"{where}.{key}") for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_filled(inner, environ, where) for inner in value]
-    if not isinstance(value, str):
-        return value
-
-    def fill(match: re.Match[str]) -> str:
-        if match[0] == "$${":
-            return "${"
-        name = match[1]
-        if name not in environ:
-            close = nearest(name, sorted(environ))
-            meant = f"; did you mean {close}?" if close else ""
-            raise ConfigError(f"{where}: ${{{name}}}: the environment has no {name}{meant}")
-        return environ[name]
-
-    return re.sub(r"\$\$\{|\$\{([A-Za-z_]\w*)\}", fill, value)
 
 
 def _read_environ(environ: Mapping[str, str]) -> list[Layer]:
@@ -491,7 +361,7 @@ def load(
     environ = os.environ if environ is None else environ
     file = default_config_path() if path is None else path
     if path is not None or file.is_file():
-        layers.append((str(file), _read_file(file, environ)))
+        layers.append((str(file), read_file(file, environ)))
     layers += _read_environ(environ)
     for key, value in (flags or {}).items():
         if value is not None:

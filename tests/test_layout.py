@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "strategies": {"records", "errors", "strategies"},
     "adapters": {"records", "errors", "adapters", "strategies.base", "strategies.drafters"},
     "store": {"records", "errors", "store"},
-    "config": {"records", "errors"},
+    "config_values": {"records", "errors"},
+    "config": {"config_values", "errors"},
 }
 IMPURE = {"asyncio", "time", "socket", "aiohttp", "random", "os", "subprocess", "threading", "datetime"}
 
