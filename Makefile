@@ -11,9 +11,7 @@ ENGINE := $(VENV)/.engine-installed
 WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-embedded test test-unit docs docs-test lint format clean \
-	audit chaos fuzz soak bench-load bench-proxy bench-classify bench-learner bench-routing bench-engine bench-auto bench-verify \
-	bench-page conformance
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
