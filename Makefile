@@ -97,7 +97,7 @@ bench-engine: $(ENGINE) ## The embedded engine against llama-server, over HTTP
 bench-auto: $(ENGINE) ## The engine's auto against every fixed strategy and length
 	@$(RUN) -m benchmarks.bench_auto
 
-bench-verify: $(BASE) ## What verify finds on a real model, and how often it is wrong (4 minutes)
+bench-verify: $(BASE) ## What verify finds on a real model, and how often it is wrong (half an hour or more)
 	@$(RUN) -m benchmarks.bench_verify
 
 conformance: $(BASE) ## The same requests directly and through the proxy, compared byte for byte (3 minutes)
