@@ -43,6 +43,7 @@ Event = TokenEvent | Finished | SpecproxyError
 
 MTP_GAP = 256  # prompt tokens
 LAZY_ROWS = 128  # hidden rows that may wait before the MTP cache is brought in step
+MOST_LATE = 16  # tokens that may be caught up with in a proposing decode
 FEW_ROWS = 8  # hidden rows that are not worth a decode when a sequence ends
 
 
@@ -287,7 +288,8 @@ class Scheduler:
     def _propose(self, drafting: list[Sequence], streams: int) -> None:
         """Let the drafters that run a model propose, each for all of its sequences at once."""
         options = self._runtime.options
-        most = options.batch // 2  # tokens that may be caught up with in a proposing decode
+        # behind a whole prompt in the same decode the MTP head's second guess was seen to be wrong
+        most = min(options.batch // 2, MOST_LATE)
         for name, drafter in self._runtime.drafters.items():
             ready = []
             room = drafter.batch.size
