@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from specproxy import config
 from specproxy.adapters import server_program, xllama_child
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan, plan_managed
 from specproxy.adapters.memory import MIB
 from specproxy.adapters.server_program import LaneOptions, ServerProgram, find_program, lane_arguments
+from specproxy.config_values import DRAFTERS
 from specproxy.errors import ConfigError, ModelFileError, PairError
 from specproxy.records import Control, Strategy
 from tests.support.calibrated import CalibratedPair, Region, write_pair
@@ -306,7 +306,7 @@ def test_bad_files_are_named(new: Path, pair: CalibratedPair, tmp_path: Path) ->
 def test_names_of_drafters_are_known_to_the_server() -> None:
     """And each of them comes back from the server's name for it."""
     for ours, theirs in server_program.SPEC_TYPES.items():
-        assert theirs in config.DRAFTERS
+        assert theirs in DRAFTERS
         assert server_program.our_name(theirs) == ours
 
 
