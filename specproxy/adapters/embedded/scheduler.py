@@ -43,7 +43,6 @@ Event = TokenEvent | Finished | SpecproxyError
 
 MTP_GAP = 256  # prompt tokens
 LAZY_ROWS = 128  # hidden rows that may wait before the MTP cache is brought in step
-MOST_LATE = 16  # tokens that may be caught up with in a proposing decode
 FEW_ROWS = 8  # hidden rows that are not worth a decode when a sequence ends
 
 
@@ -288,8 +287,7 @@ class Scheduler:
     def _propose(self, drafting: list[Sequence], streams: int) -> None:
         """Let the drafters that run a model propose, each for all of its sequences at once."""
         options = self._runtime.options
-        # behind a whole prompt in the same decode the MTP head's second guess was seen to be wrong
-        most = min(options.batch // 2, MOST_LATE)
+        most = options.batch // 2  # tokens that may be caught up with in a proposing decode
         for name, drafter in self._runtime.drafters.items():
             ready = []
             room = drafter.batch.size
@@ -297,7 +295,8 @@ class Scheduler:
                 if sequence.plan.drafter != name:
                     continue
                 sequence.late = missing = drafter.missing(sequence)
-                if missing > most:
+                # behind a prompt in the same decode the MTP head's second guess was seen to be wrong
+                if missing > most or sequence.n_output == 1:
                     budget = options.batch if streams == 1 else options.prefill_share
                     missing -= drafter.catch_up(sequence, keep=1, budget=budget)
                 if missing <= min(room, most) and name in sequence.drafters:
