@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,15 @@ def test_where_there_is_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert main(["logs", "--since", "soon"]) == 2
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children do not ignore SIGINT, which shells have background jobs do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_real_proxy_writes_it_and_it_can_be_followed(tmp_path: Path) -> None:
     """From another process, until Ctrl-C, which is no error; --no-log-file writes none."""
     env = clean_env(tmp_path)
@@ -127,7 +138,7 @@ def test_a_real_proxy_writes_it_and_it_can_be_followed(tmp_path: Path) -> None:
         assert follower.stdout is not None
         while json.loads(follower.stdout.readline())["event"] != "started":
             pass
-        follower.send_signal(2)
+        follower.send_signal(signal.SIGINT)
         assert follower.wait(10) == 0
     path = Path(run(env, "logs", "--path").stdout.strip())
     assert path.is_file()
