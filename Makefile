@@ -79,8 +79,8 @@ bench-load: $(BASE) ## 500 streams at once: delay between events, CPU, memory, c
 soak: $(BASE) ## Mixed traffic on real lanes that are killed at random (MINUTES=30)
 	@$(RUN) -m benchmarks.soak --minutes $(or $(MINUTES),30)
 
-fuzz: $(BASE) ## Fuzz every parser with hypothesis (SECONDS=60)
-	@$(RUN) -m benchmarks.fuzz --seconds $(or $(SECONDS),60)
+fuzz: $(BASE) ## Fuzz every parser with hypothesis (SECONDS=60, SEED=number)
+	@$(RUN) -m benchmarks.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 bench-classify: $(BASE) ## Accuracy of the classifier, and what its mistakes cost
 	@$(RUN) -m benchmarks.bench_classify

@@ -205,6 +205,8 @@ def from_json(text: str) -> Observation:
         ValueError, KeyError, TypeError: the text is not an observation.
     """
     data = json.loads(text)
+    if not isinstance(data, dict):
+        raise TypeError(f"not a JSON object: {text[:40]}")
     workload = Workload(data.pop("kind"), TempBucket(data.pop("temperature")), frozenset(data.pop("flags")))
     known = {f.name for f in fields(Observation)}
     data = {k: v for k, v in data.items() if k in known}

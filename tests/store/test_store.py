@@ -17,6 +17,7 @@ import pytest
 from specproxy.errors import StoreError
 from specproxy.records import Observation, Outcome, TempBucket, TimingSource, Workload
 from specproxy.store import Event, MemoryStore, SqliteStore, Store, open_store
+from specproxy.store.base import from_json
 from specproxy.store.redis import RedisStore
 from tests.support.redis import running_redis
 
@@ -55,6 +56,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
             )
         yield made
         made.close()
+
+
+@pytest.mark.parametrize("text", ["0", "[]", "{}", '"text"', "nothing"])
+def test_what_is_no_observation_is_refused(text: str) -> None:
+    """By errors that every store makes its own."""
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        from_json(text)
 
 
 def test_an_observation_comes_back_as_it_went_in(store: Store) -> None:
