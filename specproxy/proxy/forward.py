@@ -128,11 +128,12 @@ class Forwarder:
     # --- routed ---
 
     async def _route(self, call: Call, facts: RequestFacts, body: bytes, now: float) -> None:
-        sole = self._router.sole(facts, call.inbound.pin)
+        pin = call.inbound.pin
+        among = self._router.candidates(facts, held_too=pin is not None and call.inbound.verifying)
+        sole = self._router.sole(facts, among) if pin is None else None
         early = self._begin_early(call, body, *sole) if sole is not None else None
         try:
-            inbound = call.inbound
-            ticket = self._router.route(facts, pin=inbound.pin, now=now, verifying=inbound.verifying)
+            ticket = self._router.route(facts, pin=pin, now=now, among=among)
         except BaseException:
             if early is not None and early.exchange is not None:
                 early.exchange.abort()

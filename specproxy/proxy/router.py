@@ -173,10 +173,27 @@ class Router:
 
     # --- one request ---
 
-    def route(self, facts: RequestFacts, *, pin: str | None, now: float, verifying: bool = False) -> Ticket:
+    def candidates(self, facts: RequestFacts, *, held_too: bool = False) -> tuple[LaneStatus, ...]:
+        """Lanes of the model's target that can answer: those that name it, else those that take any name.
+
+        With `held_too` as if none were in quarantine.
+        """
+        lanes = self._all_lanes() if held_too else self.lanes()
+        model = self.meant(facts.model)
+        statuses = [s for s in lanes if s.lane.can_answer(facts)]
+        named = [s for s in statuses if model in s.lane.models]
+        fitting = named or [s for s in statuses if not s.lane.models or model is None]
+        if not fitting:
+            return ()
+        target = fitting[0].lane.target
+        return tuple(s for s in fitting if s.lane.target == target)
+
+    def route(
+        self, facts: RequestFacts, *, pin: str | None, now: float, among: tuple[LaneStatus, ...] | None = None
+    ) -> Ticket:
         """Decide where a request runs. Every ticket must come back through `finish`.
 
-        With `verifying`, a pinned lane answers although it is in quarantine.
+        `among` are its candidates, where they have been found already.
 
         Raises:
             RequestError: 400, the pinned strategy does not exist here, or is in quarantine.
@@ -184,7 +201,7 @@ class Router:
         """
         workload = classify(facts)
         request_id = f"{self._run}{next(self._ids):08x}"
-        statuses = self._lanes_for(facts, self._all_lanes() if verifying and pin is not None else self.lanes())
+        statuses = self.candidates(facts) if among is None else among
         target = statuses[0].lane.target if statuses else self.meant(facts.model) or ""
         repeat = self._repeats.add(self._repeats.digest(target, facts.turns))
         blocks = self._prefixes.blocks(facts.turns)
@@ -256,15 +273,14 @@ class Router:
         request_id = f"{self._run}{next(self._ids):08x}"
         self._refused(request_id, Workload(UNREAD, TempBucket.WARM), "", False, error)
 
-    def sole(self, facts: RequestFacts, pin: str | None) -> tuple[Backend, Lane] | None:
-        """The one lane that can take a request, where there is nothing to choose and nothing to change in it.
+    def sole(self, facts: RequestFacts, among: Sequence[LaneStatus]) -> tuple[Backend, Lane] | None:
+        """The one candidate of a request, where there is nothing to choose and nothing to change in it.
 
         Then the request can be on its way before `route` is asked, which will say the same.
         """
-        statuses = self._lanes_for(facts, self.lanes())
-        if pin is not None or len(statuses) != 1 or statuses[0].health is not Health.READY:
+        if len(among) != 1 or among[0].health is not Health.READY:
             return None
-        lane = statuses[0].lane
+        lane = among[0].lane
         plain_sailing = not (
             lane.headers or lane.overrides or lane.upstream_model or facts.model in self._aliases
         )
@@ -278,7 +294,7 @@ class Router:
             LaneUnavailable: no lane can take it now.
         """
         workload = classify(facts)
-        statuses = self._lanes_for(facts, self.lanes())
+        statuses = self.candidates(facts)
         if not statuses:
             return self._unnamed(workload)
         repeat = self._repeats.knows(self._repeats.digest(statuses[0].lane.target, facts.turns))
@@ -339,17 +355,6 @@ class Router:
     def _all_lanes(self) -> tuple[LaneStatus, ...]:
         """Every lane, as if none were in quarantine."""
         return tuple(self._counted(status) for backend in self._backends for status in backend.lanes())
-
-    def _lanes_for(self, facts: RequestFacts, lanes: Sequence[LaneStatus]) -> tuple[LaneStatus, ...]:
-        """Lanes of the model's target that can answer: those that name it, else those that take any name."""
-        model = self.meant(facts.model)
-        statuses = [s for s in lanes if s.lane.can_answer(facts)]
-        named = [s for s in statuses if model in s.lane.models]
-        fitting = named or [s for s in statuses if not s.lane.models or model is None]
-        if not fitting:
-            return ()
-        target = fitting[0].lane.target
-        return tuple(s for s in fitting if s.lane.target == target)
 
     def meant(self, model: str | None) -> str | None:
         """The model behind a name that a client asks for."""

@@ -18,8 +18,9 @@ from specproxy.records import Health
 from tests.proxy.samples import NGRAM, PLAIN, lane_status
 from tests.proxy.test_router import FACTS, Setup, backend
 from tests.proxy.test_service import ask, running, settings, status_of
+from tests.support.client import RawClient, post
 from tests.support.ports import free_port
-from tests.support.proxy import lane
+from tests.support.proxy import lane, running_proxy
 
 WHY = "prompt 3, token 12: 4.9 nats"
 
@@ -105,14 +106,32 @@ def test_who_pins_it_is_told_why_not(pin: str) -> None:
 
 
 def test_verify_may_pin_it() -> None:
-    """Or a clean run could never lift it; without a pin the header is of no use."""
+    """Or a clean run could never lift it."""
     setup = routed("plain")
-    assert setup.router.route(FACTS, pin="ngram", now=0.0, verifying=True).lane.id == "a/ngram"
-    setup.router.route(FACTS, pin=None, now=0.0, verifying=True)
-    assert [s.lane.strategy.name for s in setup.policy.situations[-1].lanes] == ["plain", "mtp"]
+    among = setup.router.candidates(FACTS, held_too=True)
+    assert setup.router.route(FACTS, pin="ngram", now=0.0, among=among).lane.id == "a/ngram"
 
 
 # --- the whole proxy -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "lanes"),
+    [
+        ((b"X-Specproxy-Strategy: ngram", b"X-Specproxy-Verify: 1"), 200, ["a/ngram"]),
+        ((b"X-Specproxy-Strategy: ngram",), 400, []),
+        ((b"X-Specproxy-Verify: 1",), 503, []),  # the policy wants it, and does not see it
+    ],
+)
+async def test_only_verify_reaches_it(headers: tuple[bytes, ...], status: int, lanes: list[str]) -> None:
+    """With a pin; without one its header is of no use."""
+    fake = FakeBackend("a", [lane("a"), lane("a", "ngram")])
+    async with running_proxy(fake) as proxy:
+        proxy.policy.wanted = "ngram"
+        proxy.router._quarantine.put(lane("a", "ngram"), WHY)
+        async with await RawClient.connect(proxy.port) as client:
+            reply = await client.ask(post("/v1/chat/completions", b'{"messages": []}', *headers))
+    assert (reply.status, [exchange.lane.id for exchange in fake.exchanges]) == (status, lanes)
 
 
 def lanes_of(service: Service, fingerprint: str = "fp") -> None:
@@ -122,7 +141,7 @@ def lanes_of(service: Service, fingerprint: str = "fp") -> None:
     )
 
 
-async def post(service: Service, name: str, **body: Any) -> tuple[int, dict[str, Any]]:
+async def tell(service: Service, name: str, **body: Any) -> tuple[int, dict[str, Any]]:
     reply = await ask(service, "POST", f"/specproxy/api/{name}", body)
     return reply.status, json.loads(reply.content)
 
@@ -137,7 +156,7 @@ async def test_it_is_shown_kept_over_a_restart_and_lifted(tmp_path: Path) -> Non
     with capture_logs() as logs:
         async with running(given) as service:
             lanes_of(service)
-            assert await post(service, "quarantine", lane="a/ngram", reason=WHY, fingerprint="fp") == (
+            assert await tell(service, "quarantine", lane="a/ngram", reason=WHY, fingerprint="fp") == (
                 200,
                 {"lane": "a/ngram", "health": "quarantined", "note": WHY},
             )
@@ -151,7 +170,7 @@ async def test_it_is_shown_kept_over_a_restart_and_lifted(tmp_path: Path) -> Non
         lanes_of(service, "other")
         assert await health(service) == {"a/plain": "ready", "a/ngram": "ready"}
         lanes_of(service)
-        assert (await post(service, "lift", lane="a/ngram"))[0] == 200
+        assert (await tell(service, "lift", lane="a/ngram"))[0] == 200
         assert await health(service) == {"a/plain": "ready", "a/ngram": "ready"}
         events = [(e["kind"], e["subject"]) for e in (await status_of(service))["events"]]
         assert ("lane_quarantined", "a/ngram") in events
@@ -179,7 +198,7 @@ async def test_what_cannot_be_done_is_refused(
     """And changes nothing."""
     async with running(settings(tmp_path, f"http://127.0.0.1:{free_port()}")) as service:
         lanes_of(service)
-        found, data = await post(service, name, **body)
+        found, data = await tell(service, name, **body)
         assert (found, says in data["error"]["message"]) == (status, True)
         assert await health(service) == {"a/plain": "ready", "a/ngram": "ready"}
 
@@ -188,7 +207,7 @@ async def test_a_token_is_needed_where_one_is_set(tmp_path: Path) -> None:
     """As for all of our routes; nor may a foreign page do it."""
     async with running(settings(tmp_path, f"http://127.0.0.1:{free_port()}", token="s3cret")) as service:
         lanes_of(service)
-        assert (await post(service, "quarantine", lane="a/ngram", reason="x"))[0] == 401
+        assert (await tell(service, "quarantine", lane="a/ngram", reason="x"))[0] == 401
     async with running(settings(tmp_path, f"http://127.0.0.1:{free_port()}")) as service:
         lanes_of(service)
         body = {"lane": "a/ngram", "reason": "x"}
