@@ -26,8 +26,9 @@ import psutil
 import uvloop
 
 from benchmarks.bench_proxy import running, wait_open, wait_ready
-from benchmarks.live import free_port, get_json
+from benchmarks.live import get_json
 from benchmarks.load_server import STAMP
+from tests.support.ports import free_port
 
 SLOW = 50
 

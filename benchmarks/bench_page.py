@@ -30,13 +30,14 @@ import numpy as np
 import psutil
 
 from benchmarks.bench_proxy import CHAT, Client, running, wait_open, wait_ready
-from benchmarks.live import free_port, get_json
+from benchmarks.live import get_json
 from specproxy.proxy.admin import page
 from specproxy.proxy.board import Board
 from specproxy.proxy.service import STATE_FILE
 from specproxy.records import Observation, Outcome, TempBucket, TimingSource, Workload
 from specproxy.store import SqliteStore
 from tests.support.browser import Page, browsing
+from tests.support.ports import free_port
 
 STORED = 10_000
 RATE = 50.0  # requests a second

@@ -33,8 +33,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.live import free_port, get_json
+from benchmarks.live import get_json
 from benchmarks.peers import cpu_s, haproxy, litellm, nginx
+from tests.support.ports import free_port
 
 EVENTS = 200
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Write a haiku about rivers. " * 4}]}

@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,9 +29,9 @@ from benchmarks.conformance_cases import Case, curl_cases, ollama_cases, openai_
 from benchmarks.conformance_compare import Verdict, compare
 from benchmarks.conformance_fake import fake_ollama
 from benchmarks.engine_servers import start_engine, start_llama_server
-from benchmarks.live import free_port
 from benchmarks.models import smollm2
 from specproxy.adapters.server_program import find_program
+from tests.support.ports import free_port, wait_for
 
 KINDS = ("llama-server", "engine", "ollama")
 MODEL = "smollm2"
@@ -64,22 +63,6 @@ def proxy_before(url: str, state: Path) -> Iterator[str]:
         finally:
             child.terminate()
             child.wait(30)
-
-
-def wait_for(url: str, seconds: float = 60.0) -> None:
-    """Wait until something answers.
-
-    Raises:
-        SystemExit: nothing does in time.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.05)
-    sys.exit(f"{url} did not come up within {seconds:.0f} s")
 
 
 # --- the servers ---------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,9 @@ import ollama
 import openai
 from rich.console import Console
 
-__all__ = ["Row", "Running", "Sample", "free_port", "get_json", "ollama_body", "send", "send_ollama", "started"]
+from tests.support.ports import free_port
+
+__all__ = ["Row", "Running", "Sample", "get_json", "ollama_body", "send", "send_ollama", "started"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,6 @@ class Running:
     url: str
     lanes: dict[str, str] = field(default_factory=dict)
     ollama_model: str = ""  # what the model is called in Ollama's API, where the lanes answer it
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def get_json(url: str, timeout: float = 5.0) -> dict[str, Any]:

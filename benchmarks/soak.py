@@ -31,9 +31,10 @@ import uvloop
 
 from benchmarks.bench_proxy import running
 from benchmarks.chaos.client import Seen, read
-from benchmarks.live import free_port, get_json
+from benchmarks.live import get_json
 from tests.support.calibrated import write_pair
 from tests.support.client import RawClient
+from tests.support.ports import free_port
 
 STRATEGIES = ("plain", "ngram", "draft", "mtp")
 LIMIT_S = 60.0

@@ -22,7 +22,7 @@ from specproxy.adapters import xllama_child
 from specproxy.cli.start import start
 from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.command import clean_env, get, run, started
-from tests.support.ports import free_port
+from tests.support.ports import free_port, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 
@@ -49,17 +49,6 @@ def llama_server(*arguments: str, cwd: Path | None = None, port: int = 0) -> Ite
             yield f"http://127.0.0.1:{port}"
         finally:
             child.kill()
-
-
-def wait_for(url: str) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.02)
-    raise AssertionError(f"{url} did not come up")
 
 
 def until(url: str, condition: Any) -> dict[str, Any]:

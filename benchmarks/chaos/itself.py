@@ -19,7 +19,8 @@ from benchmarks.chaos.arena import LIMIT_S, Tally
 from benchmarks.chaos.client import Seen, ask, judge
 from benchmarks.chaos.faults import SHAPES, Ending
 from benchmarks.chaos.upstream import ChaosUpstream
-from benchmarks.live import free_port, get_json
+from benchmarks.live import get_json
+from tests.support.ports import free_port
 
 __all__ = ["PROCESS_FAULTS"]
 

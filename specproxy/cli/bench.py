@@ -15,7 +15,15 @@ import click
 
 from specproxy.cli.bench_run import ROUTED, Result, measure
 from specproxy.cli.lane_client import Prompt
-from specproxy.cli.options import ask, base_of, config_option, json_option, token_headers, url_option
+from specproxy.cli.options import (
+    ask,
+    base_of,
+    config_option,
+    json_option,
+    prompts_option,
+    token_headers,
+    url_option,
+)
 from specproxy.cli.prompts import BUILT_IN, read_prompts
 from specproxy.config import Settings, load
 from specproxy.errors import ConfigError, SpecproxyError
@@ -31,13 +39,7 @@ OUT = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
-@click.option(
-    "--prompts",
-    "file",
-    type=click.Path(path_type=Path, allow_dash=True),
-    metavar="FILE.jsonl",
-    help="One prompt a line: a JSON string, or an object with prompt or messages. Default: built-in ones.",
-)
+@prompts_option
 @click.option(
     "--captured", is_flag=True, help="Use the requests that the proxy has captured (setting capture)."
 )

@@ -20,6 +20,7 @@ __all__ = [
     "config_option",
     "json_option",
     "opener",
+    "prompts_option",
     "token_headers",
     "url_of",
     "url_option",
@@ -36,6 +37,13 @@ url_option: Decorator = click.option(
     "--url", metavar="URL", help="Where the proxy listens. Default: as configured."
 )
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+prompts_option: Decorator = click.option(
+    "--prompts",
+    "file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE.jsonl",
+    help="One prompt a line: a JSON string, or an object with prompt or messages. Default: built-in ones.",
+)
 
 
 def url_of(settings: Settings) -> str:

@@ -10,7 +10,15 @@ from typing import Any
 import click
 
 from specproxy.cli.lane_client import LaneClient
-from specproxy.cli.options import ask, base_of, config_option, json_option, token_headers, url_option
+from specproxy.cli.options import (
+    ask,
+    base_of,
+    config_option,
+    json_option,
+    prompts_option,
+    token_headers,
+    url_option,
+)
 from specproxy.cli.prompts import BUILT_IN, read_prompts
 from specproxy.cli.quarantine import settle
 from specproxy.cli.verify_run import LaneUnderTest, Round, run
@@ -25,13 +33,7 @@ MAX_TOKENS = 96
 
 
 @click.command()
-@click.option(
-    "--prompts",
-    "file",
-    type=click.Path(path_type=Path, allow_dash=True),
-    metavar="FILE.jsonl",
-    help="One prompt a line: a JSON string, or an object with prompt or messages. Default: built-in ones.",
-)
+@prompts_option
 @click.option(
     "--lane", "only", multiple=True, metavar="ID", help="Lane or strategy to verify; repeatable. Default: all."
 )

@@ -16,22 +16,12 @@ from specproxy.config_values import DRAFTERS
 from specproxy.errors import ConfigError, ModelFileError, PairError
 from specproxy.records import Control, Strategy
 from tests.support.calibrated import CalibratedPair, Region, write_pair
+from tests.support.stub_router import HELP
 
 REGIONS = (Region("a", 20, mtp=0.5, draft=0.5), Region("b", 20, mtp=0.5, draft=0.5))
-NEW_HELP = """
--m,    --model FNAME                    model path
--c,    --ctx-size N                     size of the prompt context
--np,   --parallel N                     number of server slots
---port PORT                             port to listen
---slots, --no-slots                     expose slots monitoring endpoint
---no-webui                              Disable the Web UI
---spec-type none,draft-simple,draft-mtp,ngram-simple   types of speculative decoding
---spec-draft-n-max N                    number of tokens to draft
---spec-draft-model, -md FNAME           draft model
---spec-ngram-simple-size-n N            length of lookup
---spec-ngram-simple-size-m N            length of draft
---draft, --draft-max N                  the argument has been removed. use --spec-draft-n-max
-"""
+NEW_HELP = (
+    f"{HELP}--draft, --draft-max N                  the argument has been removed. use --spec-draft-n-max\n"
+)
 OLD_HELP = """
 -m,    --model FNAME                    model path
 -md,   --model-draft FNAME              draft model

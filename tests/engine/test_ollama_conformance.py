@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +25,7 @@ from specproxy.records import Health, Lane
 from tests.adapters.test_go_template import MADE, TALK
 from tests.support.calibrated import CalibratedPair
 from tests.support.fakes import Fake, fake_ollama, ollama_model
-from tests.support.ports import free_port
+from tests.support.ports import free_port, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 
@@ -67,17 +65,6 @@ def real(pair: CalibratedPair, tmp_path_factory: pytest.TempPathFactory) -> Iter
             yield f"http://{url}"
         finally:
             child.terminate()
-
-
-def wait_for(url: str) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"{url} did not come up")
 
 
 def fake(pair: CalibratedPair) -> Fake:
