@@ -103,7 +103,8 @@ function show(s) {
   });
   once("complete", s.time_to_complete, data => {
     drawComplete($("complete"), data);
-    fill($("times"), TIMES, data, "No tool call or JSON answer yet.");
+    fill($("times"), TIMES, data, "");
+    $("times").closest(".wide").hidden = !data.length;  // the chart beside it says so
   });
   once("recent", s.recent, data => fill($("recent"), RECENT, data, "None yet."));
   once("events", s.events || [], data => listEvents($("events"), data));
