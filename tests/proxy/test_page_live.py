@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import psutil
 import pytest
 
 from specproxy.proxy.admin import Admin
@@ -248,7 +250,25 @@ async def test_an_empty_proxy_is_no_error(tmp_path: Path) -> None:
             "None so far.",
         ):
             assert part in text
+        assert text.count("No tool call or JSON answer yet.") == 1
+        assert await page.evaluate("document.getElementById('times').offsetParent === null")
         assert page.said == []
+
+
+async def test_the_browser_leaves_no_process(tmp_path: Path) -> None:
+    """Debian's command starts it from a script, which is not all there is to end."""
+    async with browsing(tmp_path):
+        assert running_with(tmp_path)
+    deadline = asyncio.get_running_loop().time() + 10
+    while running_with(tmp_path):  # killed, but the system takes a moment
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+
+
+def running_with(profile: Path) -> list[int]:
+    """Processes that use a profile; those that have ended and wait to be asked why have no command."""
+    every = psutil.process_iter(["pid", "cmdline"])
+    return [p.pid for p in every if any(str(profile) in part for part in p.info["cmdline"] or ())]
 
 
 async def test_everything_is_reached_by_keyboard(tmp_path: Path) -> None:

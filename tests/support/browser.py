@@ -6,7 +6,9 @@ import asyncio
 import base64
 import itertools
 import json
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -106,7 +108,9 @@ async def browsing(profile: Path) -> AsyncIterator[Page]:
     """A browser with one empty tab, gone again afterwards; `profile` is a directory that it may fill."""
     assert BROWSER is not None
     command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: ASYNC220 (quick)
+    process = subprocess.Popen(  # noqa: ASYNC220 (quick)
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         port = await _port(process, profile / "DevToolsActivePort")
         async with aiohttp.ClientSession() as session:
@@ -122,7 +126,7 @@ async def browsing(profile: Path) -> AsyncIterator[Page]:
                 listener.cancel()
                 await asyncio.wait((listener,))
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # Debian's command is a script that starts the browser
         await asyncio.to_thread(process.wait)
 
 
