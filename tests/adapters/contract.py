@@ -46,12 +46,12 @@ class BackendContract:
         await sink.over()
         return sink
 
-    def test_it_is_a_backend(self, backend: Backend) -> None:
+    async def test_it_is_a_backend(self, backend: Backend) -> None:
         """It has every method of the protocol."""
         assert isinstance(backend, Backend)
         assert backend.name
 
-    def test_lanes_belong_to_it(self, backend: Backend) -> None:
+    async def test_lanes_belong_to_it(self, backend: Backend) -> None:
         """Lanes are listed at once, name this backend, and are ready."""
         lanes = backend.lanes()
         assert lanes
