@@ -46,6 +46,8 @@ _CONTENT = re.compile(
 )
 # Thoughts, and how Ollama's OpenAI routes are known.
 _THOUGHTS, _BY_OLLAMA = re.compile(rb'"(?:thinking|reasoning)"\s?:\s?"[^"]'), b'"fp_ollama"'
+# The same of its Responses route, where nothing else bears its name: others number thoughts in hex digits.
+_OLLAMA_THOUGHTS = re.compile(rb'"(?:item_)?id"\s?:\s?"rs_(?:resp_)?\d{1,6}"')
 # Events that may carry content, where other events hold text too.
 _CONTENT_ONLY_IN = {Dialect.OPENAI_RESPONSES: b'.delta"', Dialect.ANTHROPIC: b"content_block_delta"}
 
@@ -56,7 +58,7 @@ _END_MARKS: dict[Dialect, tuple[bytes, ...]] = {
     Dialect.OPENAI_RESPONSES: (b"response.completed", b"response.incomplete", b"response.failed"),
     Dialect.OLLAMA_CHAT: (b'"done":true', b'"done": true'),
     Dialect.OLLAMA_GENERATE: (b'"done":true', b'"done": true'),
-    Dialect.ANTHROPIC: (b"message_stop",),
+    Dialect.ANTHROPIC: (b"message_stop", b"server_tool_use"),
     Dialect.LLAMACPP: (b'"stop":true', b'"stop": true'),
     Dialect.LLAMACPP_INFILL: (b'"stop":true', b'"stop": true'),
 }
@@ -208,7 +210,10 @@ class Tap:
 
     def _look_for_thoughts(self, data: bytes) -> None:
         """Whether an Ollama begins with thoughts."""
-        self._thought = bool(_THOUGHTS.search(data)) and (self._dialect in _OLLAMA or _BY_OLLAMA in data)
+        if self._dialect is Dialect.OPENAI_RESPONSES:
+            self._thought = bool(_OLLAMA_THOUGHTS.search(data))
+        else:
+            self._thought = bool(_THOUGHTS.search(data)) and (self._dialect in _OLLAMA or _BY_OLLAMA in data)
 
     def _is_marked(self, data: bytes) -> bool:
         """Whether anything in it promises figures, an end or an error."""
@@ -234,7 +239,8 @@ class Tap:
     def _read(self, payload: Json) -> None:
         self._figures.read(payload)
         choices = list(objects(payload.get("choices")))
-        self._several = self._several or len(choices) > 1 or any(choice.get("index") for choice in choices)
+        several = len(choices) > 1 or any(choice.get("index") for choice in choices)
+        self._several = self._several or several or _searched(payload)
 
     def _mark_done(self, now: float) -> None:
         if self._done_at is None:
@@ -300,6 +306,12 @@ class Tap:
         if self._started is None or source is not TimingSource.USAGE or fresh > tokens * MAX_PROMPT_SHARE:
             return None, 0.0
         return self._done_at - self._started, WEIGHT_WHOLE
+
+
+def _searched(payload: Json) -> bool:
+    """Whether the server called a tool of its own and went on: then it has decoded more than once."""
+    blocks = (mapping(payload.get("content_block")), *objects(payload.get("content")))
+    return any(block.get("type") == "server_tool_use" for block in blocks)
 
 
 def _is_error(payload: Json) -> bool:

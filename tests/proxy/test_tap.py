@@ -320,6 +320,9 @@ SAID = {"message": {"role": "assistant", "content": "a"}, "done": False}
             True,
         ),
         (Dialect.OPENAI_CHAT, JSON, ({"choices": [{"message": {"reasoning": "hm", "content": "a"}}]},), False),
+        (Dialect.OPENAI_RESPONSES, JSON, ({"output": [{"id": "rs_resp_12", "type": "reasoning"}]},), True),
+        (Dialect.OPENAI_RESPONSES, JSON, ({"output": [{"id": "rs_6a1f" * 9, "type": "reasoning"}]},), False),
+        (Dialect.OPENAI_RESPONSES, JSON, ({"output": [{"id": "msg_12", "type": "message"}]},), False),
     ],
 )
 def test_thoughts_of_an_ollama_are_noticed(
@@ -328,6 +331,41 @@ def test_thoughts_of_an_ollama_are_noticed(
     """On its own routes and on OpenAI's; other servers decode once, whatever they think."""
     chunks = [json.dumps(item, separators=(",", ":")).encode() + b"\n" for item in objects]
     assert read(dialect, chunks, kind).thought is thought
+
+
+@pytest.mark.parametrize(
+    ("item", "thought"), [("rs_481516", True), ("rs_0c4fe1a1b2", False), ("msg_42", False)]
+)
+def test_thoughts_of_an_ollama_in_a_stream_of_responses(item: str, thought: bool) -> None:
+    """Its thoughts are numbered with up to six digits; other servers draw longer names."""
+    kind = "reasoning_summary_text" if item.startswith("rs_") else "output_text"
+    events = typed(
+        {"type": "response.created", "response": {"id": "resp_815"}},
+        {"type": "response.output_item.added", "item": {"id": item}},
+        {"type": f"response.{kind}.delta", "item_id": item, "delta": "hm"},
+        {"type": "response.completed", "response": {"usage": {"input_tokens": 1, "output_tokens": 9}}},
+    )
+    got = read(Dialect.OPENAI_RESPONSES, events)
+    assert (got.thought, got.complete, got.output_tokens) == (thought, True, 9)
+
+
+@pytest.mark.parametrize("kind", ["server_tool_use", "tool_use"])
+def test_a_server_that_searched_has_decoded_several_times(kind: str) -> None:
+    """Ollama runs web searches itself and asks the model again; a tool of the client's ends the answer."""
+    usage = {"input_tokens": 2, "output_tokens": 40}
+    block = {"type": kind, "id": "x", "name": "web_search", "input": {"query": "q"}}
+    said = [{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "ab"}}] * 9
+    events = typed(
+        {"type": "message_start", "message": {"usage": usage}},
+        {"type": "content_block_start", "content_block": block},
+        *said,
+        {"type": "message_delta", "delta": {}, "usage": usage},
+        {"type": "message_stop"},
+    )
+    document = {"type": "message", "content": [block, {"type": "text", "text": "ab"}], "usage": usage}
+    replies = read(Dialect.ANTHROPIC, events), read(Dialect.ANTHROPIC, [json.dumps(document).encode()], JSON)
+    assert [reply.complete for reply in replies] == [True, True]
+    assert [reply.weight > 0 for reply in replies] == [kind == "tool_use"] * 2
 
 
 def test_ollama_error_in_mid_stream() -> None:
