@@ -185,6 +185,7 @@ class EmbeddedBackend:
         return decode_report(reply.body) if reply.head.status == 200 else None
 
     async def aclose(self) -> None:
+        await self._disconnect()  # or the child waits for requests that nobody waits for
         await self._tasks.aclose()
         if self._health is not Health.DROPPED:
             self._set(Health.STOPPED)

@@ -16,7 +16,7 @@ from specproxy.records import Health
 from tests.adapters.contract import BackendContract
 from tests.support.calibrated import CalibratedPair
 
-pytestmark = [pytest.mark.embedded, pytest.mark.timeout(60), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 
 class Engine(EmbeddedBackend):
