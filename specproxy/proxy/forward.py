@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
@@ -29,6 +29,7 @@ from specproxy.proxy.dialects import read_facts
 from specproxy.proxy.headers import OWN_PREFIX, Inbound, header_value
 from specproxy.proxy.inbound import ClientRequest
 from specproxy.proxy.listing import LISTS, askable, merged_list
+from specproxy.proxy.named import Question, asks_about_a_model, home, names_matter, read_question
 from specproxy.proxy.relay import Attempt, HeldBack
 from specproxy.proxy.rename import Renamer
 from specproxy.proxy.router import Router, Ticket
@@ -98,7 +99,8 @@ class Forwarder:
             raise too_long(self.limits.body)
         if inbound.expects_continue and not body.complete:
             call.response.interim(_CONTINUE)
-        readable = call.dialect is not None and not inbound.encoded
+        asks = asks_about_a_model(call.request.method, call.target) and names_matter(self._router)
+        readable = (call.dialect is not None or asks) and not inbound.encoded
         in_chunks = inbound.length is None and (body.held > 0 or bool(body.trailers))
         arriving = not body.complete and (not readable or (inbound.length or 0) > self.limits.inspect)
         if arriving or (in_chunks and not readable):
@@ -107,10 +109,16 @@ class Forwarder:
         data, whole = await read_up_to(body, self.limits.inspect)
         now = perf_counter()
         facts = read_facts(call.dialect, data) if whole and readable and call.dialect is not None else None
-        if facts is None:
-            await self._pass_on(call, data, whole)
-        else:
+        if facts is not None:
             await self._route(call, facts, data, now)
+            return
+        question = (
+            read_question(call.request.method, call.target, data) if whole and asks and readable else None
+        )
+        if question is not None:
+            await self._ask(call, question)
+        else:
+            await self._pass_on(call, data, whole)
 
     async def _listed(self, call: Call) -> bool:
         """Answer a question for all models where several servers have some."""
@@ -272,6 +280,20 @@ class Forwarder:
         attempt.begin(partial(backend.open, _unread(call, lane, data, whole), lane))
         try:
             await self._carry(call, attempt, data, whole)
+        except BackendError as error:
+            self._router.lane_failed(lane, error)
+            raise
+
+    async def _ask(self, call: Call, question: Question) -> None:
+        """Pass a question about a model on to where that model is, under its name there."""
+        backend, lane, name = home(self._router, question.name)
+        put = question.about(name) if name != question.name else question
+        renamer = Renamer(name, question.name, question.key) if put is not question else None
+        request = replace(_unread(call, lane, put.body, True), target=put.target, length=len(put.body))
+        attempt = Attempt(call.response, renamer=renamer)
+        attempt.begin(partial(backend.open, request, lane))
+        try:
+            await attempt.run()
         except BackendError as error:
             self._router.lane_failed(lane, error)
             raise

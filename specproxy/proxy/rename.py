@@ -9,19 +9,20 @@ import orjson
 
 __all__ = ["Renamer"]
 
-_KEY = (b'"model":', b'"model": ')
-
 
 class Renamer:
     """Replaces ``"model":"theirs"`` by ``"model":"asked"`` in a stream of JSON, whatever its pieces are.
+
+    `key` is what stands for ``model`` there.
 
     Within a JSON string both quotes of a key are escaped, so what looks like the key is one. Pieces stay
     pieces, but for the beginning of a name at a piece's end, which is kept back for the next one.
     """
 
-    def __init__(self, theirs: str, asked: str) -> None:
-        self._old = [key + orjson.dumps(theirs) for key in _KEY]
-        self._pattern = re.compile(b'("model": ?)' + re.escape(orjson.dumps(theirs)))
+    def __init__(self, theirs: str, asked: str, key: str = "model") -> None:
+        start = orjson.dumps(key) + b":"
+        self._old = [start + between + orjson.dumps(theirs) for between in (b"", b" ")]
+        self._pattern = re.compile(b"(" + re.escape(start) + b" ?)" + re.escape(orjson.dumps(theirs)))
         name = orjson.dumps(asked)
         self._replace = lambda match: match[1] + name
         self._held = b""

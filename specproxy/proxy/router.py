@@ -356,6 +356,11 @@ class Router:
         """Every lane, as if none were in quarantine."""
         return tuple(self._counted(status) for backend in self._backends for status in backend.lanes())
 
+    @property
+    def has_aliases(self) -> bool:
+        """Whether models have further names."""
+        return bool(self._aliases)
+
     def meant(self, model: str | None) -> str | None:
         """The model behind a name that a client asks for."""
         return self._aliases.get(model, model) if model is not None else None

@@ -16,11 +16,17 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _VALUE_OF = re.compile(rb"\s*:\s*")
 
 
-def splice(body: bytes, *, model: str | None = None, fields: Sequence[tuple[str, JsonField]] = ()) -> bytes:
-    """Replace the value of ``model`` (only where it is a string) and insert `fields` at the front.
+def splice(
+    body: bytes,
+    *,
+    model: str | None = None,
+    key: str = "model",
+    fields: Sequence[tuple[str, JsonField]] = (),
+) -> bytes:
+    """Replace the value of `key` (only where it is a string) by `model` and insert `fields` at the front.
 
     A field that the object already has is left as the client set it. `body` must be a valid JSON object, as
-    whoever has read its facts knows; without any object it is returned as it is. Of a repeated ``model`` every
+    whoever has read its facts knows; without any object it is returned as it is. Of a repeated `key` every
     one is replaced. A name such as ``/options/n`` means the field `n` of the object `options`, which is added
     if it is missing or null.
     """
@@ -40,7 +46,7 @@ def splice(body: bytes, *, model: str | None = None, fields: Sequence[tuple[str,
         pieces.append(b",".join(new) + (b"," if keys else b""))
     done = start + 1
     for name, end in keys if model is not None else ():
-        value = _string_value(body, end) if name == "model" else None
+        value = _string_value(body, end) if name == key else None
         if value is not None:
             pieces += (body[done : value[0]], orjson.dumps(model))
             done = value[1]
