@@ -16,10 +16,10 @@ from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import ServedModel
 from specproxy.adapters.http import HttpTransport
 from specproxy.adapters.server_program import SAMPLED, SAMPLING_FLAG, our_name
-from specproxy.errors import BackendError
+from specproxy.errors import BackendError, LaneUnavailable
 from specproxy.records import Strategy
 
-__all__ = ["read_sections", "watch_load"]
+__all__ = ["read_sections", "until_loaded", "watch_load"]
 
 POLL_S = 0.05  # first pause between questions while a model loads; grows to twenty times that
 LOAD_TIMEOUT_S = 900.0
@@ -49,23 +49,37 @@ async def watch_load(transport: HttpTransport, name: str, *, poll_s: float = POL
 
     None where it failed, the router has gone, or it was loaded at the first look: then it was there before.
     """
-    started, pause, looks = time.monotonic(), poll_s, 0
-    while time.monotonic() - started < LOAD_TIMEOUT_S:
-        try:
-            _, listed = await get_json(transport.open, "/models")
-        except BackendError:
-            return None
+    started = time.monotonic()
+    try:
+        looks = await until_loaded(transport, name, poll_s=poll_s)
+    except BackendError:
+        return None
+    return time.monotonic() - started if looks > 1 else None
+
+
+async def until_loaded(transport: HttpTransport, name: str, *, poll_s: float = POLL_S) -> int:
+    """Wait until the router says that a model is loaded; returns how often it was asked.
+
+    Raises:
+        LaneUnavailable: it has no such model, or could not load it in `LOAD_TIMEOUT_S`.
+        BackendError: it does not answer.
+    """
+    deadline, pause, looks = time.monotonic() + LOAD_TIMEOUT_S, poll_s, 0
+    while time.monotonic() < deadline:
+        _, listed = await get_json(transport.open, "/models")
+        looks += 1
         entries = listed.get("data") if isinstance(listed, dict) else None
         found = next((e for e in entries or () if isinstance(e, dict) and e.get("id") == name), None)
-        model = _section(found) if found is not None else None
-        if model is None or model.failed:
-            return None
+        if found is None:
+            raise LaneUnavailable(f"the router has no model {name}")
+        model = _section(found)
+        if model.failed:
+            raise LaneUnavailable(f"{name} could not be loaded: {model.failed}")
         if model.loaded:
-            return time.monotonic() - started if looks else None
-        looks += 1
+            return looks
         await asyncio.sleep(pause)
         pause = min(20 * poll_s, pause * 1.5)
-    return None
+    raise LaneUnavailable(f"{name} was not loaded within {LOAD_TIMEOUT_S:g} s")
 
 
 def _section(entry: Mapping[str, Any]) -> ServedModel:

@@ -6,12 +6,14 @@ from typing import Any
 
 from specproxy.adapters.ask import post_json
 from specproxy.adapters.http import HttpBackend
-from specproxy.errors import LaneUnavailable
+from specproxy.adapters.llama_router import until_loaded
+from specproxy.errors import BackendError, LaneUnavailable
 from specproxy.records import Lane
 
 __all__ = ["RunningServer"]
 
 LOAD_TIMEOUT_S = 900.0
+RUNNING = "model is already running"  # a router's answer for one that is loaded, or being so
 
 
 class RunningServer(HttpBackend):
@@ -32,10 +34,25 @@ class RunningServer(HttpBackend):
         """
         path, body = _how(self.kind, lane)
         status, reply = await post_json(self.transport.open, path, body, timeout_s=LOAD_TIMEOUT_S)
-        if status != 200:
-            told = reply.get("error") if isinstance(reply, dict) else None
+        told = _told(reply)
+        if status != 200 and told != RUNNING:
             raise LaneUnavailable(f"{lane.id} could not be loaded: {told or f'status {status}'}")
         self.brought_in(lane)
+        if self.kind == "llama-router":  # which answers when the load begins
+            try:
+                await until_loaded(self.transport, body["model"])
+            except BackendError:
+                for now in self.lanes():
+                    if now.lane.id == lane.id:  # whether it is well, the next look tells
+                        self.mark(lane.id, now.health, now.note, resident=False)
+                raise
+
+
+def _told(reply: Any) -> str:
+    """What an answer gives as the error; empty where it gives none."""
+    error = reply.get("error") if isinstance(reply, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else ""
 
 
 def _how(kind: str, lane: Lane) -> tuple[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from specproxy.adapters.llama_router import read_sections
 from specproxy.adapters.probe import Prober
 from specproxy.adapters.weights import Weights
 from specproxy.errors import UpstreamConnectError
+from specproxy.proxy.idle import IdleLoader
 from specproxy.proxy.router_lanes import guess_load_s, router_lanes
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Upstream
@@ -142,6 +143,66 @@ async def test_sections_are_lanes_of_one_model(router: str) -> None:
         assert upstream.rung is not None
         assert (upstream.rung.number, upstream.rung.why) == (2, "m: plain, mtp, ngram")
         assert "--models-max" in upstream.rung.advice[0]
+
+
+class Wanting(ScriptedPolicy):
+    """Wants one strategy in memory while the machine is idle, until it hears that it is there."""
+
+    def __init__(self, strategy: str) -> None:
+        super().__init__("plain")
+        self.due, self.told = strategy, list[str]()
+
+    def idle_switch(self, lanes: list[LaneStatus], at: float) -> Lane | None:
+        return next((s.lane for s in lanes if s.lane.strategy.name == self.due), None)
+
+    def loaded(self, lane: Lane, at: float) -> None:
+        self.told.append(lane.strategy.name)
+        self.due = ""
+
+
+def idle_loader(proxy: Proxy, policy: Wanting) -> IdleLoader:
+    """One for a machine that has been idle for an hour since its last request, whenever it looks."""
+    proxy.router.load.leave(proxy.router.load.enter(0.0), 0.0)
+    return IdleLoader(proxy.router, policy, clock=lambda: 3600.0)
+
+
+@pytest.mark.timeout(60)
+async def test_an_idle_router_loads_what_is_due(router: str) -> None:
+    """The lane is in memory when the policy hears of it, without a request; the next request waits for none."""
+    async with standing_before(router) as (fleet, proxy):
+        for strategy in ("plain", "ngram"):
+            await ask(proxy, strategy)
+        await loaded(fleet, {"plain", "ngram"})
+        policy = Wanting("mtp")
+        await idle_loader(proxy, policy).look()
+        there = {model.name for model in (await Prober()(router)).served if model.loaded}
+        assert there == {"m-ngram", "m-mtp"}, "what was least used has gone"
+        assert policy.told == ["mtp"]
+        await loaded(fleet, {"ngram", "mtp"})
+        await ask(proxy, "mtp")
+        assert [(seen.strategy, seen.load_s > 0) for seen in proxy.seen][-1] == ("mtp", False)
+        policy.due = "mtp"  # as if somebody else had loaded it meanwhile
+        await idle_loader(proxy, policy).look()
+        assert policy.told == ["mtp", "mtp"]
+
+
+async def test_a_router_answers_before_a_model_is_loaded() -> None:
+    """A load in idle time waits for its end; until then the policy hears nothing."""
+    async with fake(slow=3) as server, standing_before(server.url) as (_, proxy):
+        policy = Wanting("mtp")
+        await idle_loader(proxy, policy).look()
+        looks = server.asked[server.asked.index("POST /models/load") :].count("GET /models")
+        assert looks >= 4
+        assert (policy.told, server.loaded) == (["mtp"], ["m-mtp"])
+
+
+async def test_a_load_in_idle_time_that_fails_is_no_load() -> None:
+    """The router says yes to the command, and its process dies of it."""
+    async with fake(broken=frozenset({"m-mtp"})) as server, standing_before(server.url) as (fleet, proxy):
+        policy = Wanting("mtp")
+        await idle_loader(proxy, policy).look()
+        assert policy.told == []
+        assert not lanes(fleet)["mtp"].resident
 
 
 async def test_a_section_that_does_not_draft_is_no_lane() -> None:

@@ -24,7 +24,10 @@ def arguments(model: str, *flags: str, alias: str = "m") -> list[str]:
 
 
 class FakeRouter(Upstream):
-    """`sections` maps names to command lines; `misfits` claim to draft and do not."""
+    """`sections` maps names to command lines; `misfits` claim to draft and do not.
+
+    What is loaded by command is loading for `slow` looks more.
+    """
 
     def __init__(
         self,
@@ -34,10 +37,12 @@ class FakeRouter(Upstream):
         autoload: bool = True,
         misfits: frozenset[str] = frozenset(),
         broken: frozenset[str] = frozenset(),
+        slow: int = 0,
     ) -> None:
         super().__init__(self._serve)
         self.sections, self.models_max, self.autoload = sections, models_max, autoload
-        self.misfits, self.broken = misfits, broken
+        self.misfits, self.broken, self.slow = misfits, broken, slow
+        self.loading: dict[str, int] = {}  # how many more looks find it so
         self.loaded: list[str] = []  # least recently used first
         self.failed: set[str] = set()
         self.asked: list[str] = []
@@ -101,16 +106,26 @@ class FakeRouter(Upstream):
             if name not in self.loaded:
                 return 400, {"error": {"code": 400, "message": "model is not running"}}
             self.loaded.remove(name)
-        elif name in self.loaded:
+        elif name not in self.sections:
+            return 404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}}
+        elif name in self.loaded or name in self.loading:
             return 400, {"error": {"code": 400, "message": "model is already running"}}
+        elif self.slow:
+            self.loading[name] = self.slow
         else:
             self._use(name, True)
         return 200, {"success": True}
 
     def _entry(self, name: str) -> dict[str, Any]:
         status: dict[str, Any] = {"value": "unloaded", "args": self.sections[name]}
+        if self.loading.get(name) == 0:
+            del self.loading[name]
+            self._use(name, True)
         if name in self.loaded:
             status["value"] = "loaded"
+        elif name in self.loading:
+            self.loading[name] -= 1
+            status["value"] = "loading"
         elif name in self.failed:
             status |= {"failed": True, "exit_code": 1}
         return {
