@@ -37,9 +37,10 @@ SIDECAR_TYPES = {
     "gemma4-assistant": "draft-mtp",
     "eagle3": "draft-eagle3",
     "dflash": "draft-dflash",
-    "dspark": "draft-dspark",
 }
 """Architectures of drafters that are no language models of their own, and their spec type."""
+
+MARKOV_HEAD = "markov_w1.weight"  # with this tensor a DFlash drafter is a DSpark one
 
 VOCAB_KINDS = {"llama": "SPM", "gpt2": "BPE", "gemma4": "BPE", "bert": "WPM", "t5": "UGM"}
 DEFAULT_IDS = {"SPM": (1, 2), "BPE": (11, 11), "WPM": (101, 102), "UGM": (None, 1)}  # llama-vocab.cpp: bos, eos
@@ -58,6 +59,9 @@ class ModelFacts:
     `digest` identifies the content: SHA-256 over metadata, tensor table, size and 64 blocks of 4 KiB spread
     over the weights. `kv_bytes_per_token` holds for an F16 cache with every layer at full length, an upper
     bound where layers use a window. `state_bytes` is the recurrent state of one sequence.
+
+    Of a drafter that is made for one target, `target_embd` is the width of that target (0 where the file does
+    not say), and `markov` tells whether it has a Markov head.
     """
 
     path: Path
@@ -90,6 +94,8 @@ class ModelFacts:
     kv_bytes_per_token: int
     state_bytes: int
     chat_template: str | None
+    target_embd: int = 0
+    markov: bool = False
 
     @property
     def has_mtp(self) -> bool:
@@ -104,6 +110,8 @@ class ModelFacts:
     @property
     def sidecar_type(self) -> str | None:
         """Spec type of a drafter that is no model of its own; None for an ordinary model."""
+        if self.architecture == "dflash" and self.markov:
+            return "draft-dspark"
         if self.architecture in SIDECAR_TYPES:
             return SIDECAR_TYPES[self.architecture]
         return "draft-mtp" if self.mtp_layers and not self.standalone else None
@@ -189,6 +197,8 @@ def _facts(parts: list[GgufFile]) -> ModelFacts:
         kv_bytes_per_token=shape.kv_bytes_per_token(),
         state_bytes=shape.state_bytes(),
         chat_template=fields.get("tokenizer.chat_template"),
+        target_embd=shape.number("target_hidden_size"),
+        markov=any(tensor.name == MARKOV_HEAD for tensor in tensors),
     )
 
 
@@ -292,6 +302,12 @@ def check_pair(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...]:
         )
     if draft.sidecar_type is None:
         _check_vocabulary(target, draft)
+    elif draft.target_embd not in (0, target.embd):
+        raise PairError(
+            f"{draft.path.name} is made for a target that is {draft.target_embd} wide; "
+            f"{target.path.name} is {target.embd}",
+            hint="take the drafter that was trained for this very model",
+        )
     return tuple(_doubts(target, draft))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan, plan_managed
-from specproxy.errors import ConfigError
+from specproxy.errors import ConfigError, PairError
 from specproxy.proxy.facts import lane_facts
 from specproxy.records import Dialect, RequestFacts, Strategy
 from specproxy.strategies.cost import prior_ratio
@@ -20,6 +20,11 @@ from tests.support.calibrated import CalibratedPair, write_pair
 
 SAMPLING = "\n--spec-draft-sampling {greedy,probabilistic}"
 KINDS = {"eagle3": "draft-eagle3", "dflash": "draft-dflash", "dspark": "draft-dspark"}
+ARCHITECTURES = {
+    "eagle3": "eagle3",
+    "dflash": "dflash",
+    "dspark": "dflash",
+}  # DSpark is DFlash and a Markov head
 BINARY = os.environ.get("SPECPROXY_TEST_LLAMA_SERVER") or shutil.which("llama-server")
 
 
@@ -35,6 +40,13 @@ def planned(tmp_path: Path, pair: CalibratedPair, help_text: str, **given: objec
     return plan_managed(dataclasses.replace(options, **given))  # type: ignore[arg-type]  # fields of ManagedOptions
 
 
+def drafter(path: Path, kind: str, **keys: object) -> Path:
+    """A file that says that it is a drafter of this kind."""
+    arch = ARCHITECTURES[kind]
+    tensors = ("markov_w1.weight",) if kind == "dspark" else ()
+    return write(path / "d.gguf", arch, tensors=tensors, **{f"{arch}__block_count": 1}, **keys)
+
+
 def commands(plan: ManagedPlan) -> dict[str, tuple[str, ...]]:
     return {p.lane.strategy.name: p.spec.command for p in plan.lanes}
 
@@ -42,13 +54,13 @@ def commands(plan: ManagedPlan) -> dict[str, tuple[str, ...]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_says_what_kind_of_drafter_it_is(kind: str, pair: CalibratedPair, tmp_path: Path) -> None:
     """Its lane is named after it, and started so; no vocabulary of its own has to fit."""
-    drafter = write(tmp_path / "d.gguf", kind, **{f"{kind}__block_count": 1})
+    file = drafter(tmp_path, kind)
     text = NEW_HELP.replace("none,draft-simple", f"none,draft-simple,{KINDS[kind]}")
-    plan = planned(tmp_path, pair, text, draft=drafter)
+    plan = planned(tmp_path, pair, text, draft=file)
     assert list(commands(plan)) == ["plain", "ngram", "mtp", kind]
     command = commands(plan)[kind]
     assert after(command, "--spec-type") == KINDS[kind]
-    assert after(command, "--spec-draft-model") == str(drafter)
+    assert after(command, "--spec-draft-model") == str(file)
     lane = plan.lanes[-1].lane
     facts = lane_facts(lane, plan.target, plan.draft, 1)
     assert facts.size_ratio is not None
@@ -59,13 +71,22 @@ def test_a_file_says_what_kind_of_drafter_it_is(kind: str, pair: CalibratedPair,
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_without_it_has_no_such_lane(kind: str, pair: CalibratedPair, tmp_path: Path) -> None:
     """The lane is refused with the reason, or the wish is."""
-    drafter = write(tmp_path / "d.gguf", kind, **{f"{kind}__block_count": 1})
-    plan = planned(tmp_path, pair, NEW_HELP, draft=drafter)
+    file = drafter(tmp_path, kind)
+    plan = planned(tmp_path, pair, NEW_HELP, draft=file)
     assert f"has no spec type {KINDS[kind]}" in {r.id: r.reason for r in plan.refused}[kind]
     with pytest.raises(ConfigError, match=f"the draft file is for {kind}"):
-        planned(tmp_path, pair, NEW_HELP, draft=drafter, strategies=("draft",))
+        planned(tmp_path, pair, NEW_HELP, draft=file, strategies=("draft",))
     with pytest.raises(ConfigError, match="the draft file is for draft"):
         planned(tmp_path, pair, NEW_HELP, strategies=(kind,))
+
+
+def test_a_drafter_for_a_target_of_another_width_is_refused(pair: CalibratedPair, tmp_path: Path) -> None:
+    """EAGLE-3 files say how wide the hidden states are that they were trained on."""
+    text = NEW_HELP.replace("none,draft-simple", "none,draft-simple,draft-eagle3")
+    with pytest.raises(PairError, match=r"d\.gguf is made for a target that is 4096 wide; target\.gguf is 128"):
+        planned(tmp_path, pair, text, draft=drafter(tmp_path, "eagle3", eagle3__target_hidden_size=4096))
+    fitting = planned(tmp_path, pair, text, draft=drafter(tmp_path, "eagle3", eagle3__target_hidden_size=128))
+    assert "eagle3" in commands(fitting)
 
 
 def test_sampled_drafts_come_last(pair: CalibratedPair, tmp_path: Path) -> None:

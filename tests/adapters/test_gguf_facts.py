@@ -28,8 +28,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
     return write_pair(tmp_path_factory.mktemp("facts"), layers=3, regions=REGIONS, ctx=2048)
 
 
-def write(path: Path, arch: str = "llama", *, tokens: list[str] | None = None, **keys: object) -> Path:
-    """A tiny file with these keys (``__`` stands for the dot) and one tensor."""
+def write(
+    path: Path,
+    arch: str = "llama",
+    *,
+    tokens: list[str] | None = None,
+    tensors: tuple[str, ...] = (),
+    **keys: object,
+) -> Path:
+    """A tiny file with these keys (``__`` stands for the dot), and one tensor besides `tensors`."""
     w = gguf.GGUFWriter(path, arch)
     for name, value in keys.items():
         key = name.replace("__", ".")
@@ -43,7 +50,8 @@ def write(path: Path, arch: str = "llama", *, tokens: list[str] | None = None, *
             w.add_array(key, value)
     w.add_tokenizer_model("gpt2")
     w.add_token_list(tokens or [f"t{i}" for i in range(40)])
-    w.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
+    for name in ("blk.0.attn_norm.weight", *tensors):
+        w.add_tensor(name, np.ones(64, np.float32))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()

@@ -23,6 +23,7 @@ from specproxy.adapters.managed import ManagedOptions, plan_managed
 from specproxy.errors import ConfigError, PairError
 from specproxy.records import Health
 from tests.support.calibrated import CalibratedPair
+from tests.support.eagle3 import write_eagle3
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 
@@ -81,6 +82,26 @@ async def test_every_lane_says_the_same_and_drafts_as_calculated(
         assert isinstance(plain, dict)
         assert "draft_n" not in plain
         assert ngram.get("draft_n_accepted", 0) > 30 if region == "edit" else "draft_n" not in ngram
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("binary", programs())
+async def test_eagle3_drafts_as_calculated(tmp_path: Path, binary: Path | None) -> None:
+    """The drafter is known by its file, the text is as plain has it, and as many guesses are right as should be."""
+    pair = write_eagle3(tmp_path)
+    plan = plan_managed(options(pair, llama_server=binary, strategies=("eagle3",)))
+    assert [lane.lane.id for lane in plan.lanes] == ["plain", "eagle3"]
+    backend = plan.backend()
+    await backend.start()
+    await backend.settled()
+    assert [status.health for status in backend.lanes()] == [Health.READY] * 2
+    for region in ("json", "edit", "prose"):
+        reply = await say(backend, "eagle3", "give a list of words " + pair.marker(region, 3))
+        assert reply["content"] == pair.text(region, TOKENS, 3)
+        timings = reply["timings"]
+        assert isinstance(timings, dict)
+        expected = pair.expect(region, "mtp", TOKENS, start=3)  # its guesses are those of an MTP block
+        assert (timings["draft_n"], timings["draft_n_accepted"]) == (expected.drafted, expected.accepted)
     await backend.aclose()
 
 

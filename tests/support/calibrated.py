@@ -282,14 +282,23 @@ class _Net:
     """One model being written: its metadata, and the tensors that target and draft have in common."""
 
     def __init__(
-        self, pair: CalibratedPair, path: Path, arch: str, *, embd: int, layers: int, ftype: str, ctx: int
+        self,
+        pair: CalibratedPair,
+        path: Path,
+        arch: str,
+        *,
+        embd: int,
+        layers: int,
+        ftype: str,
+        ctx: int,
+        kv_heads: int | None = None,
     ) -> None:
         if embd % 64:
             raise ValueError(f"the width must be a multiple of 64, not {embd}")
         self.pair, self.vocab = pair, pair.vocabulary
         self.embd, self.layers = embd, layers
         self.ff, self.head_dim = 4 * embd, 64
-        self.heads, self.kv_heads = embd // 64, max(1, embd // 256)
+        self.heads, self.kv_heads = embd // 64, kv_heads or max(1, embd // 256)
         self.dtype = gguf.GGMLQuantizationType[ftype]
         self.rng = np.random.default_rng(20)
         self.direction = self._directions()
