@@ -381,6 +381,26 @@ def test_ollama_error_in_mid_stream() -> None:
 # --- others, as documented ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_vllm_may_tell_its_times(stream: bool) -> None:
+    """With --enable-per-request-metrics, beside the usage; without usage there is nothing to divide by."""
+    metrics = {"time_to_first_token_ms": 85.2, "generation_time_ms": 1240.5, "tokens_per_second": 103.2}
+    usage = {"prompt_tokens": 42, "completion_tokens": 128, "total_tokens": 170}
+    for told in ({"usage": usage, "metrics": metrics}, {"metrics": metrics}):
+        if stream:
+            got = read(
+                Dialect.OPENAI_CHAT, sse(delta("a"), delta("b", "stop"), {"choices": [], **told}, "[DONE]")
+            )
+        else:
+            choices = [{"message": {"content": "ab"}, "finish_reason": "stop"}]
+            got = read(Dialect.OPENAI_CHAT, [json.dumps({"choices": choices, **told}).encode()], JSON)
+        if "usage" in told:
+            assert (got.source, got.weight, got.output_tokens) == (TimingSource.SERVER, 1.0, 128)
+            assert (got.decode_s, got.prefill_s) == pytest.approx((1.2405, 0.0852))
+        else:
+            assert got.source is not TimingSource.SERVER
+
+
 @pytest.mark.parametrize(
     "place",
     [

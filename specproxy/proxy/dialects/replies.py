@@ -7,13 +7,13 @@
 | any OpenAI API | `usage`, also within `response` |
 | Anthropic's API | `usage`, also within `message`; counts are running totals |
 | LM Studio | `*_draft_tokens_count` in `stats` or `usage` |
-| vLLM | `metrics.speculative_decoding` |
+| vLLM | `metrics.speculative_decoding`; `metrics.generation_time_ms` where it is told to give times |
 | SGLang | `sglext.spec_tokens_details` |
 
 llama-server starts its decode clock when the first token has been sampled, at the end of the prompt, so
 `predicted_ms` covers `predicted_n - 1` decode steps' tokens (its own `predicted_per_second` divides by n-1).
-Ollama hands the same two numbers on as `eval_duration` and `eval_count`. Observation.time_per_token therefore
-divides by n-1.
+Ollama hands the same two numbers on as `eval_duration` and `eval_count`; vLLM's `generation_time_ms` is from
+the first token to the last. Observation.time_per_token therefore divides by n-1.
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ class Figures:
         self._read_drafts(
             mapping(payload.get("stats")), "total_draft_tokens_count", "accepted_draft_tokens_count"
         )
-        spec = mapping(mapping(payload.get("metrics")).get("speculative_decoding"))
+        metrics = mapping(payload.get("metrics"))
+        if (decode_s := _seconds(metrics.get("generation_time_ms"), 1e-3)) is not None and self.counted:
+            self.decode_s, self.timed = decode_s, True
+            self.prefill_s = _seconds(metrics.get("time_to_first_token_ms"), 1e-3)
+        spec = mapping(metrics.get("speculative_decoding"))
         self._read_drafts(spec, "num_draft_tokens", "num_accepted_draft_tokens")
         spec = mapping(mapping(payload.get("sglext")).get("spec_tokens_details"))
         self._read_drafts(spec, "spec_num_proposed_drafts", "spec_num_correct_drafts")
