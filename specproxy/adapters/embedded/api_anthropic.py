@@ -13,7 +13,7 @@ from specproxy.adapters.embedded.body import Fields, parse_body
 from specproxy.adapters.embedded.chat import Conversation, Prepared
 from specproxy.adapters.embedded.forms import FREE, Form
 from specproxy.adapters.embedded.keys import SERVICE
-from specproxy.adapters.embedded.output import Answer, Delta, Kind, Part, collect, parts
+from specproxy.adapters.embedded.output import Answer, Delta, Kind, Part, collect
 from specproxy.adapters.embedded.params import sampling, stop_strings
 from specproxy.adapters.embedded.replies import Family, event, json_response
 from specproxy.adapters.embedded.service import Service, Work, threaded
@@ -33,10 +33,10 @@ async def messages(request: web.Request) -> web.StreamResponse:
     call = service.call(request)
     data = await request.read()
     body, prepared, work = await threaded(len(data), lambda: _prepare(service, data))
-    reply = parts(service.run(call, work), 1, prepared.parser)
+    reply = service.parts(call, work, prepared.parser)
     model = body.text("model") or service.names[0]
     if body.flag("stream"):
-        return await stream_reply(request, reply, _Writer(model, len(work.prompt)))
+        return await stream_reply(request, reply, _Writer(model, len(work.prompt)), call.short_cut)
     return json_response(_whole(model, (await collect(reply, 1))[0]))
 
 

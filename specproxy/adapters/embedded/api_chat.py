@@ -22,7 +22,7 @@ from specproxy.adapters.embedded.counts import (
 )
 from specproxy.adapters.embedded.forms import answer_form
 from specproxy.adapters.embedded.keys import SERVICE
-from specproxy.adapters.embedded.output import Answer, Delta, Kind, Part, collect, parts
+from specproxy.adapters.embedded.output import Answer, Delta, Kind, Part, collect
 from specproxy.adapters.embedded.params import MAX_LOGPROBS, MAX_REPLIES, limit, sampling
 from specproxy.adapters.embedded.replies import Family, event, json_response
 from specproxy.adapters.embedded.service import Service, Work, threaded
@@ -39,13 +39,13 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     call = service.call(request)
     data = await request.read()
     body, prepared, work = await threaded(len(data), lambda: _prepare(service, data))
-    reply = parts(service.run(call, work), work.n, prepared.parser)
+    reply = service.parts(call, work, prepared.parser)
     head = _Head(body.text("model") or service.names[0])
     if not body.flag("stream"):
         answers = await collect(reply, work.n)
         return json_response(_whole(head, answers, work.sampling.logprobs is not None))
     options = body.object("stream_options") or Fields({})
-    return await stream_reply(request, reply, _Writer(head, options.flag("include_usage")))
+    return await stream_reply(request, reply, _Writer(head, options.flag("include_usage")), call.short_cut)
 
 
 def _prepare(service: Service, data: bytes) -> tuple[Fields, Prepared, Work]:

@@ -18,7 +18,7 @@ from specproxy.adapters.embedded.body import Fields, parse_body
 from specproxy.adapters.embedded.counts import finish_reason, logprob_entries, timings, total, usage
 from specproxy.adapters.embedded.forms import form_grammar
 from specproxy.adapters.embedded.keys import SERVICE
-from specproxy.adapters.embedded.output import Answer, OutputParser, Part, collect, parts
+from specproxy.adapters.embedded.output import Answer, Part, ShortCut, collect
 from specproxy.adapters.embedded.params import MAX_LOGPROBS, MAX_REPLIES, limit, sampling
 from specproxy.adapters.embedded.prompts import prompts
 from specproxy.adapters.embedded.replies import Family, event, json_response
@@ -39,11 +39,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body, works = await threaded(len(data), lambda: _prepare(service, data))
     head = _Head(body.text("model") or service.names[0])
     count = sum(work.n for work in works)
-    reply = _all(service, call, works) if len(works) > 1 else _one(service, call, works[0])
+    reply = _all(service, call, works) if len(works) > 1 else service.parts(call, works[0])
     if not body.flag("stream"):
         return json_response(_whole(head, await collect(reply, count), works[0].sampling.logprobs is not None))
     options = body.object("stream_options") or Fields({})
-    return await stream_reply(request, reply, _Writer(head, options.flag("include_usage")))
+    return await stream_reply(request, reply, _Writer(head, options.flag("include_usage")), call.short_cut)
 
 
 def _prepare(service: Service, data: bytes) -> tuple[Fields, list[Work]]:
@@ -67,17 +67,14 @@ def _logprobs(body: Fields) -> int | None:
     return count if count is not None else body.integer("n_probs", 1, MAX_LOGPROBS)
 
 
-def _one(service: Service, call: Call, work: Work) -> AsyncGenerator[Part, None]:
-    return parts(service.run(call, work), work.n, OutputParser)
-
-
 async def _all(service: Service, call: Call, works: Sequence[Work]) -> AsyncGenerator[Part, None]:
     """The replies to several prompts, one prompt after the other, with indices that run on."""
     base = 0
     for i, work in enumerate(works):
-        # reports and reader events are kept by request id
-        each = call if i == 0 else replace(call, request_id=f"{call.request_id}/{i}")
-        async with aclosing(_one(service, each, work)) as stream:
+        # reports and reader events are kept by request id; indices that run on leave no short cut
+        number = f"/{i}" if i else ""
+        each = replace(call, request_id=f"{call.request_id}{number}", short_cut=ShortCut())
+        async with aclosing(service.parts(each, work)) as stream:
             async for part in stream:
                 yield replace(part, index=base + part.index) if base else part
         base += work.n
@@ -202,7 +199,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 async def embed(service: Service, call: Call, prompt: tuple[int, ...]) -> Finished:
     """Embed one prompt; the vector is in `Finished.embedding`, not normalised."""
     work = Work(prompt=prompt, sampling=Sampling(), max_tokens=0, want_embedding=True)
-    return (await collect(parts(service.run(call, work), 1, OutputParser), 1))[0].finished
+    return (await collect(service.parts(call, work), 1))[0].finished
 
 
 def unit(vector: Sequence[float]) -> tuple[float, ...]:

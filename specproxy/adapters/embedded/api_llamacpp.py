@@ -14,7 +14,7 @@ from specproxy.adapters.embedded.body import Fields, parse_body
 from specproxy.adapters.embedded.counts import logprob_entries, timings
 from specproxy.adapters.embedded.forms import form_grammar
 from specproxy.adapters.embedded.keys import SERVICE
-from specproxy.adapters.embedded.output import OutputParser, Part, collect, parts
+from specproxy.adapters.embedded.output import Part, collect
 from specproxy.adapters.embedded.params import MAX_LOGPROBS, MAX_REPLIES, limit, sampling
 from specproxy.adapters.embedded.prompts import prompts, token_ids
 from specproxy.adapters.embedded.replies import Family, event, json_response
@@ -35,11 +35,11 @@ async def completion(request: web.Request) -> web.StreamResponse:
         if len(works) > 1 or works[0].n > 1:
             raise body.wrong("stream", "is only supported for one reply to one prompt")
         texts = _Results(service, call, works[0], with_tokens=True)
-        return await stream_reply(request, parts(service.run(call, works[0]), 1, OutputParser), _Writer(texts))
+        return await stream_reply(request, service.parts(call, works[0]), _Writer(texts), call.short_cut)
     results: list[dict[str, Any]] = []
     for work in works:
         made = _Results(service, call, work, with_tokens=body.flag("return_tokens"))
-        answers = await collect(parts(service.run(call, work), work.n, OutputParser), work.n)
+        answers = await collect(service.parts(call, work), work.n)
         for answer in answers:
             made.logprobs = logprob_entries(answer.logprobs)
             made.tokens = answer.tokens

@@ -17,7 +17,7 @@ from specproxy.adapters.embedded.counts import logprob_entries
 from specproxy.adapters.embedded.forms import FREE, Form
 from specproxy.adapters.embedded.keys import SERVICE
 from specproxy.adapters.embedded.ollama_options import check_model, options, unload_wanted
-from specproxy.adapters.embedded.output import Answer, Kind, OutputParser, Part, ToolCall, collect, parts
+from specproxy.adapters.embedded.output import Answer, Kind, OutputParser, Part, ToolCall, collect
 from specproxy.adapters.embedded.params import MAX_LOGPROBS
 from specproxy.adapters.embedded.prompts import token_ids
 from specproxy.adapters.embedded.replies import Family, json_response, line
@@ -61,9 +61,10 @@ async def _reply(
     request: web.Request, body: Fields, prepared: Prepared, work: Work, shape: _Shape
 ) -> web.StreamResponse:
     service = request.app[SERVICE]
-    reply = parts(service.run(service.call(request), work), 1, prepared.parser)
+    call = service.call(request)
+    reply = service.parts(call, work, prepared.parser)
     if body.flag("stream", default=True):
-        response = await stream_reply(request, reply, _Writer(shape))
+        response = await stream_reply(request, reply, _Writer(shape), call.short_cut)
     else:
         response = json_response(_whole(shape, (await collect(reply, 1))[0]))
     if unload_wanted(body):

@@ -15,7 +15,7 @@ from specproxy.adapters.embedded.chat import Conversation, Prepared, normal_mess
 from specproxy.adapters.embedded.counts import timings
 from specproxy.adapters.embedded.forms import FREE, Form
 from specproxy.adapters.embedded.keys import SERVICE
-from specproxy.adapters.embedded.output import Answer, Delta, Kind, Part, collect, parts
+from specproxy.adapters.embedded.output import Answer, Delta, Kind, Part, collect
 from specproxy.adapters.embedded.params import limit, sampling
 from specproxy.adapters.embedded.replies import Family, event, json_response
 from specproxy.adapters.embedded.service import Service, Work, threaded
@@ -41,10 +41,10 @@ async def responses(request: web.Request) -> web.StreamResponse:
     call = service.call(request)
     data = await request.read()
     body, prepared, work = await threaded(len(data), lambda: _prepare(service, data))
-    reply = parts(service.run(call, work), 1, prepared.parser)
+    reply = service.parts(call, work, prepared.parser)
     head = _Head(body.text("model") or service.names[0], body)
     if body.flag("stream"):
-        return await stream_reply(request, reply, _Writer(head))
+        return await stream_reply(request, reply, _Writer(head), call.short_cut)
     answer = (await collect(reply, 1))[0]
     return json_response(head.response(_items(answer), answer.finished))
 

@@ -17,7 +17,7 @@ from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.runtime import Runtime
 from specproxy.adapters.embedded.scheduler import Event, Scheduler
 from specproxy.adapters.embedded.sequence import Sink
-from specproxy.adapters.embedded.types import Finished, GenerateRequest, ModelCard, TokenEvent
+from specproxy.adapters.embedded.types import Finished, GenerateRequest, ModelCard, Outlet, TokenEvent
 from specproxy.adapters.embedded.vocabulary import Vocabulary
 from specproxy.errors import BackendError, SpecproxyError
 
@@ -35,8 +35,11 @@ class Stream:
     reader is behind.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, resume: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, resume: Callable[[], None], outlet: Outlet | None = None
+    ) -> None:
         self.loop = loop
+        self.outlet = outlet
         self.sent = 0
         self.read = 0
         self._resume = resume
@@ -47,6 +50,22 @@ class Stream:
     def full(self) -> bool:
         """See `sequence.Sink`."""
         return self.sent - self.read >= QUEUE
+
+    def short(self, event: Event) -> bool:
+        """Send an event past the event loop, if that is possible; on the decode thread.
+
+        Raises:
+            BackendError: it cannot be rendered.
+        """
+        # the loop shuts the outlet before it counts an event as read, so it has to be asked in this order
+        if self.outlet is None or self.sent != self.read or not isinstance(event, TokenEvent):
+            return False
+        send = self.outlet.send
+        try:
+            return send is not None and send(event)
+        except Exception as error:
+            log.exception("an event cannot be sent")
+            raise BackendError(f"the reply cannot be written: {error!r}") from error
 
     def put(self, event: Event) -> None:
         """Add an event; on the event loop."""
@@ -60,6 +79,8 @@ class Stream:
             self._waiter = self.loop.create_future()
             await self._waiter
         was_full = self.full
+        if self.outlet is not None:
+            self.outlet.send = None  # before the decode thread can see that nothing waits any more
         self.read += 1
         if was_full:
             self._resume()
@@ -123,7 +144,7 @@ class LlamaEngine:
         """See `types.Engine`."""
         if self._thread is None:
             raise BackendError("the engine is not running")
-        stream = Stream(asyncio.get_running_loop(), self._wake.set)
+        stream = Stream(asyncio.get_running_loop(), self._wake.set, request.outlet)
         self._send(_Submit(request, stream))
         ended = False
         try:
@@ -309,6 +330,8 @@ class LlamaEngine:
 
     def _emit(self, sink: Sink, event: Event) -> None:
         stream = cast("Stream", sink)  # every sink that this engine hands out is one
+        if stream.short(event):
+            return
         stream.sent += 1
         self._outbox.append((stream, event))
 

@@ -18,6 +18,7 @@ __all__ = [
     "Kind",
     "OutputParser",
     "Part",
+    "ShortCut",
     "ToolCall",
     "ToolReader",
     "collect",
@@ -111,16 +112,29 @@ class Part:
     finished: Finished | None = None
 
 
+@dataclass(slots=True)
+class ShortCut:
+    """The outlet of a lone reply (see `types.Outlet`), and what its events mean there."""
+
+    send: Callable[[TokenEvent], bool] | None = None
+    part: Callable[[TokenEvent], Part] | None = None
+
+
 async def parts(
-    items: AsyncGenerator[Item, None], n: int, parser: Callable[[], OutputParser]
+    items: AsyncGenerator[Item, None], n: int, parser: Callable[[], OutputParser], short_cut: ShortCut
 ) -> AsyncGenerator[Part, None]:
     """Parse the texts of `n` replies as they stream. Closing it closes `items`."""
     parsers = [parser() for _ in range(n)]
+
+    def part(event: TokenEvent, index: int = 0) -> Part:
+        return Part(index, parsers[index].feed(event.text), event.tokens, event.logprobs)
+
+    if n == 1:
+        short_cut.part = part
     async with aclosing(items):
         async for item in items:
             if isinstance(item.event, TokenEvent):
-                deltas = parsers[item.index].feed(item.event.text)
-                yield Part(item.index, deltas, item.event.tokens, item.event.logprobs)
+                yield part(item.event, item.index)
             else:
                 yield Part(item.index, parsers[item.index].finish(), finished=item.event)
 

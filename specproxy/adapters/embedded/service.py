@@ -15,7 +15,7 @@ from aiohttp import web
 
 from specproxy.adapters.embedded.body import FieldError, Fields
 from specproxy.adapters.embedded.chat import ChatFormat
-from specproxy.adapters.embedded.output import Item
+from specproxy.adapters.embedded.output import Item, OutputParser, Part, ShortCut, parts
 from specproxy.adapters.embedded.side_channel import (
     PRIORS_HEADER,
     REQUEST_ID_HEADER,
@@ -45,11 +45,15 @@ class NotReady(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the headers of a request say: its id, the strategy to decode with, and the learner's priors."""
+    """What the headers of a request say: its id, the strategy to decode with, and the learner's priors.
+
+    `short_cut` is for its text, if it is streamed.
+    """
 
     request_id: str
     strategy: Strategy
     priors: EnginePriors | None = None
+    short_cut: ShortCut = field(default_factory=ShortCut, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,12 @@ class Service:
             raise FieldError(STRATEGY_HEADER, f"strategy {strategy.name!r} cannot run here: {why}")
         return strategy
 
+    def parts(
+        self, call: Call, work: Work, parser: Callable[[], OutputParser] = OutputParser
+    ) -> AsyncGenerator[Part, None]:
+        """What `run` gives, parsed. Closing it cancels the request."""
+        return parts(self.run(call, work), work.n, parser, call.short_cut)
+
     async def run(self, call: Call, work: Work) -> AsyncGenerator[Item, None]:
         """Generate all sequences of a request, their events as they come; closing it cancels them.
 
@@ -227,6 +237,7 @@ class Service:
                     priors=call.priors,
                     want_embedding=work.want_embedding,
                     render_tokens=work.render_tokens,
+                    outlet=call.short_cut if work.n == 1 else None,
                 )
             )
         return requests

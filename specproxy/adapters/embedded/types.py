@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from specproxy.records import EnginePriors, EngineReport, Strategy
 
-__all__ = ["Engine", "Finished", "GenerateRequest", "ModelCard", "Sampling", "TokenEvent", "TokenLogprob"]
+__all__ = [
+    "Engine",
+    "Finished",
+    "GenerateRequest",
+    "ModelCard",
+    "Outlet",
+    "Sampling",
+    "TokenEvent",
+    "TokenLogprob",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,20 @@ class Sampling:
     logprobs: int | None = None
 
 
+class Outlet(Protocol):
+    """A way for a stream's text past the event loop, which lends it to the decode thread while it is idle.
+
+    Waking the loop for a token costs several times what rendering and sending it do, since the weights have
+    just swept all that it needs out of the processor's caches.
+    """
+
+    send: Callable[[TokenEvent], bool] | None
+    """Takes an event on the decode thread, never waits, and says whether it has dealt with it; None: shut.
+
+    The loop opens it when nothing waits to be sent. Whoever gives the loop an event shuts it before.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One sequence to generate. `max_tokens` None means up to the context's end; 0 only processes the prompt.
@@ -58,6 +81,7 @@ class GenerateRequest:
     priors: EnginePriors | None = None
     want_embedding: bool = False
     render_tokens: frozenset[int] = frozenset()
+    outlet: Outlet | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
