@@ -12,7 +12,8 @@ figures, of which the last line is one JSON object:
 - ``decide_us_p99``: time of a choice; ``replay_ms_per_1k_tokens``: of a replay; both in processor time of the
   thread, and taken when the other figures are done, so that other work does not count. Every choice is timed in
   three equal runs, and the least counts: what is slow by itself is slow in all of them, what other programs do
-  to the caches is not.
+  to the caches is not. Python's garbage collector starts alike in each run and strikes the same choices, so that
+  its time counts.
 
 Keys that end in ``_worst_world`` or ``_p95`` show what the means leave out. The learning curve goes to a CSV
 file and to a PNG.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gc
 import json
 import sys
 import time
@@ -165,8 +167,11 @@ def _print_cells(console: Console, world: World, outcomes: list[Outcome]) -> Non
 def decide_times(worlds: list[World]) -> Floats:
     """Seconds of every choice, least of three runs of each world, nothing else of the benchmark running."""
     streams = [draw_stream(world, REQUESTS, 0) for world in worlds]
-    runs = [[play(stream, Learner(), 1, timed=True).decide_s for stream in streams] for _ in range(3)]
-    return np.min([np.concatenate(run) for run in runs], axis=0)
+    runs = []
+    for _ in range(3):
+        gc.collect()
+        runs.append(np.concatenate([play(stream, Learner(), 1, timed=True).decide_s for stream in streams]))
+    return np.min(runs, axis=0)
 
 
 def replay_ms_per_1k() -> float:

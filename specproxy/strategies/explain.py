@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, overload
 
 from specproxy.records import Candidate, Decision
@@ -28,7 +29,7 @@ class Candidates(Sequence[Candidate]):
 
     def _all(self) -> tuple[Candidate, ...]:
         if self._found is None:
-            self._found = tuple([_candidate(view) for view in self._pricing.by_lane.values()])
+            self._found = tuple([_candidate(view) for view in self._pricing.priced])
         return self._found
 
     @overload
@@ -41,7 +42,7 @@ class Candidates(Sequence[Candidate]):
         return self._all()[index]
 
     def __len__(self) -> int:
-        return len(self._pricing.by_lane)
+        return len(self._pricing.priced)
 
     def __eq__(self, other: object) -> bool:
         return self._all() == tuple(other) if isinstance(other, Sequence) else NotImplemented
@@ -81,7 +82,7 @@ def reason(pricing: Pricing, chosen: View, leader: View) -> tuple[str, str]:
     if chosen is not leader:
         return "explore", f"{claim(chosen)}, which is worth finding out"
     if chosen is pricing.plain:
-        best = min(pricing.views, key=_expected)
+        best = min(pricing.views, key=attrgetter("expected"))
         if best is not chosen:
             return "gate", f"{best.name} may be faster, but: {best.note}"
         if all(not v.allowed for v in pricing.views if v is not chosen):
@@ -141,7 +142,3 @@ def _candidate_data(c: Candidate) -> dict[str, Any]:
         "note": c.note,
         "propensity": c.propensity,
     }
-
-
-def _expected(view: View) -> float:
-    return view.offer.expected

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,7 @@ _FORMAT = "specproxy-learner"
 _VERSION = 5
 _MOST_PENDING = 4096
 _LEAST_REMAINING = 10.0
+_expected = attrgetter("expected")
 
 
 class _Pending(NamedTuple):
@@ -115,10 +117,10 @@ class Learner:
         if pricing.reloads or model.movable:
             note_lanes(model, lanes)
         if isinstance(ruled, Decision):
-            pricing.by_lane[ruled.lane.id].chance = 1.0
+            pricing.of(ruled.lane).chance = 1.0
             return replace(ruled, candidates=Candidates(pricing)), pricing
         if len(ruled.lanes) < len(lanes):
-            kept = [pricing.by_lane[s.lane.id] for s in ruled.lanes]
+            kept = [pricing.of(status.lane) for status in ruled.lanes]
             pricing = replace(pricing, views=kept, plain=pricing.plain if pricing.plain in kept else None)
         choice = self._pick(model, situation, pricing, draw)
         rule, why = choice.rule, choice.reason
@@ -164,41 +166,46 @@ class Learner:
             plain.chance = 1.0
             when = "again after a change" if model.speed.plain_checks else "first"
             return _Choice(plain, "plain_first", f"plain is measured {when}, to compare the others with")
-        if plain is not None and all(view.load_s for view in pricing.views):
-            plain.chance = 1.0
-            return _Choice(plain, "plain_first", "nothing is in memory, so plain is loaded")
-        if model.movable:
-            load = plan_load(model, situation, pricing, settings, self._dwells)
-            if load is not None:
-                load.view.chance = 1.0
-                gain = f"a load takes {load.view.load_s:.1f} s and is expected to save {load.saving_s:.1f} s"
-                return _Choice(load.view, "reload", f"{gain} by {load.view.name} on this and coming requests")
-        admit(model, pricing, settings)
-        admitted = [v for v in pricing.views if v.allowed]
+        if pricing.reloads:
+            loaded = self._pick_load(model, situation, pricing)
+            if loaded is not None:
+                return loaded
+        ledger, request_s, room = model.ledger(pricing.workload), pricing.request_s, math.inf
+        if plain is not None:
+            room = ledger.room(request_s, settings.allowance_requests, settings.allowance_share)
+        admitted = admit(pricing, ledger, room, settings)
         leader = min(admitted, key=_expected)
-        tested = due_for_test(model, pricing, settings, leader)
+        tested = due_for_test(model, pricing, ledger, room, settings, leader)
         if tested is not None:
             tested.chance = 1.0
             return _Choice(tested, "explore", f"{tested.name} is out of use here and due for a test")
-        ledger = model.ledger(pricing.workload)
-        usual = ledger.mean_plain_s(pricing.request_s) / pricing.request_s
+        usual = ledger.mean_plain_s(request_s) / request_s
         remaining = usual * max(_LEAST_REMAINING, ledger.requests)
-        best = leader.offer
-        kept = [v for v in admitted if v is leader or worth_exploring(v.offer, best, remaining)]
-        for view, chance in zip(kept, choice_probabilities([v.offer for v in kept]), strict=True):
+        kept = [v for v in admitted if v is leader or worth_exploring(v, leader, remaining)]
+        for view, chance in zip(kept, choice_probabilities(kept), strict=True):
             view.chance = chance
         chosen = _drawn(kept, draw)
         rule, why = reason(pricing, chosen, leader)
         return _Choice(chosen, rule, why, chosen.chance)
 
+    def _pick_load(self, model: TargetModel, situation: Situation, pricing: Pricing) -> _Choice | None:
+        """A lane that is loaded for this request: plain where nothing is in memory, else where it pays."""
+        plain = pricing.plain
+        if plain is not None and all(view.load_s for view in pricing.views):
+            plain.chance = 1.0
+            return _Choice(plain, "plain_first", "nothing is in memory, so plain is loaded")
+        load = plan_load(model, situation, pricing, self.settings, self._dwells)
+        if load is None:
+            return None
+        load.view.chance = 1.0
+        gain = f"a load takes {load.view.load_s:.1f} s and is expected to save {load.saving_s:.1f} s"
+        return _Choice(load.view, "reload", f"{gain} by {load.view.name} on this and coming requests")
+
     def _needs_plain(self, model: TargetModel, plain: View) -> bool:
         """Whether plain has to be measured before anything else; not where that takes a load."""
         if plain.load_s:
             return False
-        return (
-            model.speed.plain_checks > 0
-            or model.speed.arm(plain.key, "plain").evidence < 0.9 * self.settings.plain_first
-        )
+        return model.speed.plain_checks > 0 or plain.slot.arm.evidence < 0.9 * self.settings.plain_first
 
     # --- learning --------------------------------------------------------------------------------
 
@@ -355,7 +362,7 @@ class Learner:
     def _start(self, situation: Situation, pricing: Pricing, decision: Decision) -> None:
         """Remember a request that is now under way."""
         lane, workload = decision.lane, pricing.workload
-        view = pricing.by_lane[lane.id]
+        view = pricing.of(lane)
         model = self.model(lane.target)
         model.traffic.note(workload)
         if lane.control is Control.RELOAD:
@@ -392,7 +399,3 @@ def _drawn(views: Sequence[View], draw: float) -> View:
             return view
         draw -= view.chance
     return max(views, key=lambda v: v.chance)
-
-
-def _expected(view: View) -> float:
-    return view.offer.expected

@@ -7,16 +7,19 @@ exponential forgetting, and shrunk to those of all requests, then to a prior.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Lengths", "expected_min"]
 
 Cell = tuple[str, str]
+_Asked = tuple[Cell, int | None]  # a workload and a request's limit
 
 _PRIOR_MEAN = math.log(150.0)
 _PRIOR_VAR = 1.0
 _PSEUDO = 2.0
+_MOST_ASKED = 16  # workloads and limits whose expectations are kept up to date
 
 
 def expected_min(mean: float, variance: float, limit: int | None) -> float:
@@ -36,6 +39,8 @@ class Lengths:
 
     half_life: float = 100.0
     _cells: dict[Cell, list[float]] = field(default_factory=dict)  # n, mean, Σ squared deviation
+    _known: dict[_Asked, float] = field(default_factory=dict, repr=False)  # since the last change
+    _asked: deque[_Asked] = field(default_factory=lambda: deque(maxlen=_MOST_ASKED), repr=False)
 
     def learn(self, cell: Cell, tokens: int) -> None:
         """Take in the length of one complete output."""
@@ -49,9 +54,21 @@ class Lengths:
             step = value - mean
             mean += step / n
             self._cells[key] = [n, mean, squares + step * (value - mean)]
+        self._known = {asked: self._expect(*asked) for asked in self._asked}
 
     def expect(self, cell: Cell, limit: int | None) -> float:
-        """Expected number of output tokens of a request with this limit."""
+        """Expected number of output tokens of a request with this limit.
+
+        What was asked for lately is worked out anew after each change, so that no decision has to wait for it.
+        """
+        found = self._known.get((cell, limit))
+        if found is None:
+            found = self._known[cell, limit] = self._expect(cell, limit)
+            if (cell, limit) not in self._asked:
+                self._asked.append((cell, limit))
+        return found
+
+    def _expect(self, cell: Cell, limit: int | None) -> float:
         mean, variance = _PRIOR_MEAN, _PRIOR_VAR
         for key in (_ALL, cell):
             n, seen, squares = self._cells.get(key, [0.0, 0.0, 0.0])
@@ -68,6 +85,7 @@ class Lengths:
     def restore(self, state: list[list[Any]]) -> None:
         """Take over what `dump` gave."""
         self._cells = {(str(k), str(t)): [float(v) for v in numbers] for k, t, *numbers in state}
+        self._known.clear()
 
 
 _ALL: Cell = ("", "")

@@ -173,7 +173,7 @@ class Arm:
     calibration: VerifyScale = field(default_factory=VerifyScale)
     _leaves: dict[str, dict[str, _Leaf]] = field(default_factory=dict)
     _spreads: dict[str, _Spread] = field(default_factory=dict)
-    _cache: dict[Cell, Belief] = field(default_factory=dict, repr=False)
+    known: dict[Cell, Belief] = field(default_factory=dict, repr=False)  # asked for since the last change
     _asked: dict[Cell, float] = field(default_factory=dict, repr=False)  # with the prior means of these cells
     _up: dict[str, _Message] = field(default_factory=dict, repr=False)  # by kind
     _total: tuple[float, float] = field(init=False, repr=False)  # of all messages and the arm's prior
@@ -185,9 +185,9 @@ class Arm:
 
     def belief(self, cell: Cell, prior: float) -> Belief:
         """Posterior of a cell. `prior` is its prior mean, used where the cell has not been seen."""
-        found = self._cache.get(cell)
+        found = self.known.get(cell)
         if found is None:
-            found = self._cache[cell] = self._posterior(cell, prior)
+            found = self.known[cell] = self._posterior(cell, prior)
             self._asked[cell] = prior
             if len(self._asked) > _MOST_ASKED:
                 self._asked.pop(next(iter(self._asked)))
@@ -195,12 +195,8 @@ class Arm:
 
     def warm(self) -> None:
         """Work out anew, after a change, what was asked for before, so that no decision has to wait for it."""
-        if not self._cache:
-            self._cache = {cell: self._posterior(cell, prior) for cell, prior in self._asked.items()}
-
-    def known(self, cell: Cell) -> Belief | None:
-        """Posterior of a cell, if it was asked for since the last change."""
-        return self._cache.get(cell)
+        if not self.known:
+            self.known = {cell: self._posterior(cell, prior) for cell, prior in self._asked.items()}
 
     def noise(self, kind: str) -> float:
         """Learned multiple of the nominal variance of requests of this kind."""
@@ -262,7 +258,7 @@ class Arm:
 
     def refresh(self) -> None:
         """Forget what was computed from priors that may have changed."""
-        self._cache.clear()
+        self.known.clear()
         self._asked.clear()
 
     def discount(self, factor: float, kind: str | None = None) -> None:
@@ -364,7 +360,7 @@ class Arm:
             weighted += message.weighted
         self._total = precision, weighted
         self.evidence = sum([leaf.n for leaves in self._leaves.values() for leaf in leaves.values()])
-        self._cache.clear()
+        self.known.clear()
 
     def _residual(
         self, cell: Cell, prior: float, y: float, variance: float, tokens: float

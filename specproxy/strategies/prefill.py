@@ -23,7 +23,7 @@ class Prefill:
     half_life: float = 100.0
     _rates: dict[str, list[float]] = field(default_factory=dict)  # weight, mean
     _trust: dict[str, list[float]] = field(default_factory=dict)
-    _known: dict[str, float] = field(default_factory=dict, repr=False)  # seconds a token, since the last change
+    known: dict[str, float] = field(default_factory=dict, repr=False)  # seconds a token, since the last change
 
     def learn(self, arm: str, tokens: int, seconds: float) -> None:
         """Take in one prefill of `tokens` uncached tokens; short ones teach nothing."""
@@ -31,7 +31,7 @@ class Prefill:
             value = math.log(seconds / tokens)
             for key in (arm, _ALL):
                 self._add(self._rates, key, value)
-            self._known = {known: self._rate(known) for known in self._known}
+            self.known = {known: self._rate(known) for known in self.known}
 
     def learn_hits(self, arm: str, predicted: int, cached: int) -> None:
         """Take in how many of the tokens that were thought to be cached on an arm really were."""
@@ -42,11 +42,11 @@ class Prefill:
         """Expected prefill of that many uncached tokens on an arm; a decoded token takes `decode_s`."""
         if tokens <= 0.0:
             return 0.0
-        rate = self._known.get(arm)
+        rate = self.known.get(arm)
         if rate is None:
             if _ALL not in self._rates:
                 return tokens * decode_s * _DECODE_SHARE
-            rate = self._known[arm] = self._rate(arm)
+            rate = self.known[arm] = self._rate(arm)
         return tokens * rate
 
     def trusted(self, arm: str, predicted: int) -> float:
@@ -64,7 +64,7 @@ class Prefill:
         """Take over what `dump` gave."""
         self._rates = {str(k): [float(v) for v in entry] for k, entry in state["rates"].items()}
         self._trust = {str(k): [float(v) for v in entry] for k, entry in state["trust"].items()}
-        self._known.clear()
+        self.known.clear()
 
     def _rate(self, arm: str) -> float:
         """Seconds a token on an arm."""

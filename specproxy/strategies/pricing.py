@@ -7,17 +7,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import exp, sqrt
 
-from specproxy.records import Control, LaneStatus, Situation
+from specproxy.records import Lane, LaneStatus, Situation
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.level import features
 from specproxy.strategies.posterior import Belief, Cell
-from specproxy.strategies.speed import cell_of
+from specproxy.strategies.speed import Slot, SpeedModel, cell_of
 from specproxy.strategies.target import TargetModel
-from specproxy.strategies.thompson import Offer, offer
+from specproxy.strategies.thompson import raised
 
 __all__ = ["Pricing", "View", "price", "token_ratio"]
 
@@ -26,15 +26,14 @@ __all__ = ["Pricing", "View", "price", "token_ratio"]
 class View:
     """One lane as a decision sees it; times in seconds.
 
-    `ratio` is the expected time per token relative to plain, `sd` the standard deviation of its logarithm,
-    `offer` the cost without a load as the draw sees it, `loss_s` what the lane may lose to plain by a cautious
-    estimate, loads on either side not counted. `allowed`, `note` and `chance` are filled in by the decision.
+    `ratio` is the expected time per token relative to plain, `sd` the standard deviation of its logarithm.
+    `expected`, `central` and `spread` are the cost without a load as the draw sees it: posterior mean, median,
+    and standard deviation to first order. `loss_s` is what the lane may lose to plain by a cautious estimate,
+    loads on either side not counted. `allowed`, `note` and `chance` are filled in by the decision.
     """
 
     status: LaneStatus
-    name: str
-    is_plain: bool
-    key: str
+    slot: Slot
     belief: Belief
     ratio: float
     sd: float
@@ -42,11 +41,28 @@ class View:
     load_s: float
     prefill_s: float
     decode_s: float
-    offer: Offer
+    expected: float
+    central: float
+    spread: float
     loss_s: float = 0.0
     allowed: bool = True
     note: str = ""
     chance: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The strategy's name."""
+        return self.slot.name
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the lane decodes plainly."""
+        return self.slot.is_plain
+
+    @property
+    def key(self) -> str:
+        """The arm's key."""
+        return self.slot.key
 
     @property
     def fixed_s(self) -> float:
@@ -65,6 +81,7 @@ class Pricing:
 
     `workload` is the key of the request's. `decode_s` is plain's expected decode time, `output` the expected
     output in tokens, `request_s` plain's time for the whole request, as far as plain is resident and free.
+    `views` are the lanes left to choose from, `priced` all of them.
     """
 
     cell: Cell
@@ -74,8 +91,12 @@ class Pricing:
     request_s: float
     views: list[View]
     plain: View | None
-    by_lane: dict[str, View] = field(default_factory=dict)
+    priced: list[View]
     reloads: bool = False  # whether any lane is under reload control
+
+    def of(self, lane: Lane) -> View:
+        """The view of a lane that was priced."""
+        return next(view for view in self.priced if view.status.lane is lane)
 
 
 def price(
@@ -88,60 +109,64 @@ def price(
     """Work out every lane's expected time. `caution` is how many standard deviations `View.loss_s` looks up."""
     speed = model.speed
     cell = cell_of(situation.workload)
-    reference = None
-    for status in lanes:
-        if not status.lane.strategy.drafters:
-            reference = status.lane
-            speed.note_plain(speed.belief_of(reference, cell)[0].key)
-            break
+    slots, reference = _slots(speed, lanes)
     output = model.lengths.expect(cell, situation.max_tokens)
     x = features(situation.prompt_tokens + 0.5 * output, situation.in_flight)
     plain = speed.plain_belief(cell)
-    base = plain.mean + plain.excess
-    per_token = math.exp(speed.level.expect(x) + base)
+    base, doubt = plain.mean + plain.excess, plain.variance
+    per_token = exp(speed.level.expect(x) + base)
     decode_s = per_token * output
-    views, by_lane, reloads = [], {}, False
+    views, reloads = [], False
     hits, prompt, prefill = situation.prefix_hits, situation.prompt_tokens, model.prefill
-    for status in lanes:
-        lane = status.lane
-        slot, belief = speed.belief_of(lane, cell)
+    loaded = x[2] > 0.0
+    for status, slot in zip(lanes, slots):  # noqa: B905  # made side by side above
+        lane, key = status.lane, slot.key
+        belief = slot.arm.known.get(cell) or speed.belief_at(slot, cell)
         mean, variance = belief.mean + belief.excess - base, belief.variance
-        if x[2] > 0.0:
+        if loaded:
             mean += slot.load.expect(x)
             variance += slot.load.variance(x)
-        uncached = prompt - prefill.trusted(slot.key, hits.get(lane.id, 0)) if hits else prompt
-        prefill_s = prefill.seconds(slot.key, uncached, per_token)
-        load_s = 0.0
-        if lane.control is Control.RELOAD:
+        uncached = prompt - prefill.trusted(key, hits.get(lane.id, 0)) if hits else prompt
+        rate = prefill.known.get(key)
+        if rate is None or uncached <= 0.0:
+            prefill_s = prefill.seconds(key, uncached, per_token)
+        else:
+            prefill_s = uncached * rate
+        load_s = wait_s = 0.0
+        if slot.reloads:
             reloads, load_s = True, 0.0 if status.resident else lane.load_s
-        wait_s = _wait(status, facts.get(lane.id), decode_s) if status.in_flight else 0.0
-        ratio = math.exp(mean)
-        view = View(
-            status,
-            slot.name,
-            slot.is_plain,
-            slot.key,
-            belief,
-            ratio,
-            0.0 if slot.key == speed.plain else math.sqrt(variance + plain.variance),
-            wait_s,
-            load_s,
-            prefill_s,
-            decode_s * ratio,
-            offer(wait_s + prefill_s, decode_s * ratio, math.sqrt(variance)),
-        )
-        views.append(view)
-        by_lane[lane.id] = view
-    key = situation.workload.key
-    pricing = Pricing(cell, key, output, decode_s, decode_s, views, None, by_lane, reloads)
-    if reference is not None:
-        _hold_against(pricing, by_lane[reference.id], caution)
+        if status.in_flight:
+            wait_s = _wait(status, facts.get(lane.id), decode_s)
+        ratio = exp(mean)
+        lane_s, fixed_s = decode_s * ratio, wait_s + prefill_s
+        sd = 0.0 if key == speed.plain else sqrt(variance + doubt)
+        cost = fixed_s + lane_s * raised(variance), fixed_s + lane_s, lane_s * sqrt(variance)
+        views.append(View(status, slot, belief, ratio, sd, wait_s, load_s, prefill_s, lane_s, *cost))
+    pricing = Pricing(cell, "/".join(cell), output, decode_s, decode_s, views, None, views, reloads)
+    if reference >= 0:
+        _hold_against(pricing, views[reference], caution)
     return pricing
+
+
+def _slots(speed: SpeedModel, lanes: Sequence[LaneStatus]) -> tuple[list[Slot], int]:
+    """Each lane with its arm, and where among them the plain one is that others are held against, or -1."""
+    known = speed.slots
+    found: list[Slot] = []
+    reference = -1
+    for status in lanes:
+        slot = known.get(status.lane.id)
+        if slot is None or slot.lane is not status.lane:
+            slot = speed.slot(status.lane)
+        if reference < 0 and slot.is_plain:
+            reference = len(found)
+            speed.note_plain(slot.key)
+        found.append(slot)
+    return found, reference
 
 
 def token_ratio(belief: Belief, plain: Belief) -> float:
     """Expected time per token relative to plain, noise between requests included."""
-    return math.exp(belief.mean + belief.excess - plain.mean - plain.excess)
+    return exp(belief.mean + belief.excess - plain.mean - plain.excess)
 
 
 def _hold_against(pricing: Pricing, plain: View, caution: float) -> None:
@@ -151,7 +176,7 @@ def _hold_against(pricing: Pricing, plain: View, caution: float) -> None:
     base = pricing.decode_s + plain.prefill_s + plain.wait_s
     for view in pricing.views:
         if view is not plain:
-            worst = view.decode_s * math.exp(caution * view.sd)
+            worst = view.decode_s * exp(caution * view.sd)
             view.loss_s = worst + view.prefill_s + view.wait_s - base
 
 

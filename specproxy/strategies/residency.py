@@ -121,7 +121,7 @@ def _savings(
 ) -> tuple[float, float]:
     """Seconds saved if `view` were in memory instead of `resident`: as hoped for, and cautiously estimated."""
     run = model.traffic.expected_run(pricing.workload)
-    rest = [v.offer.central for v in pricing.views if v.status.lane.control is not Control.RELOAD]
+    rest = [v.central for v in pricing.views if v.status.lane.control is not Control.RELOAD]
     later = model.traffic.trust * (
         model.worth.get(resident.status.lane.id, 0.0) - model.worth.get(view.status.lane.id, 0.0)
     )

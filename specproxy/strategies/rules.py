@@ -8,7 +8,7 @@ than a slow one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from specproxy.errors import LaneUnavailable
 from specproxy.records import Decision, Health, Lane, LaneStatus, Situation, Strategy
@@ -16,8 +16,10 @@ from specproxy.records import Decision, Health, Lane, LaneStatus, Situation, Str
 __all__ = ["HAZARDS", "Narrowed", "apply_rules", "available", "is_asked_for"]
 
 
-@dataclass(frozen=True, slots=True)
-class Narrowed:
+_READY = Health.READY
+
+
+class Narrowed(NamedTuple):
     """Lanes that the rules leave to choose from. `rule` is empty where no rule applied."""
 
     lanes: tuple[LaneStatus, ...]
@@ -83,9 +85,13 @@ def available(situation: Situation) -> tuple[LaneStatus, ...]:
     Raises:
         LaneUnavailable: there is none.
     """
-    ready = [s for s in situation.lanes if s.health is Health.READY]
-    if len(ready) == len(situation.lanes) > 0:
-        return situation.lanes
+    for status in situation.lanes:
+        if status.health is not _READY:
+            break
+    else:
+        if situation.lanes:
+            return situation.lanes
+    ready = [s for s in situation.lanes if s.health is _READY]
     if not ready:
         states = ", ".join(f"{s.lane.id} is {s.health}" for s in situation.lanes) or "no lane serves this model"
         raise LaneUnavailable("no lane can take the request now", hint=states)

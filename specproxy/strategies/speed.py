@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specproxy.records import Lane, Observation, Strategy, TempBucket, Workload
+from specproxy.records import Control, Lane, Observation, Strategy, TempBucket, Workload
 from specproxy.strategies.approx import Calibration
 from specproxy.strategies.classify import KINDS
 from specproxy.strategies.cost import LaneFacts, draft_cost, step_cost
@@ -17,7 +17,7 @@ from specproxy.strategies.level import Features, Level, LoadEffect, features
 from specproxy.strategies.posterior import Arm, Belief, Cell, Scales, student_weight
 from specproxy.strategies.replay import ReplayResult
 
-__all__ = ["Sample", "SpeedModel", "arm_key", "cell_of"]
+__all__ = ["Sample", "Slot", "SpeedModel", "arm_key", "cell_of"]
 
 _MOST_ARMS = 64
 _REFERENCE = Scales(arm=1e-4, kind=0.05, cell=0.02, between=0.05, token=0.2)
@@ -47,7 +47,7 @@ def arm_key(fingerprint: str, strategy: str) -> str:
 
 def cell_of(workload: Workload) -> Cell:
     """Key of a workload's cell."""
-    return workload.kind, workload.temperature.value
+    return workload.kind, workload.temperature._value_
 
 
 class Sample(NamedTuple):
@@ -69,6 +69,7 @@ class Slot:
     key: str
     name: str
     is_plain: bool
+    reloads: bool
     arm: Arm
     load: LoadEffect
 
@@ -94,7 +95,7 @@ class SpeedModel:
     plain: str = ""  # key of the plain arm that others are held against
     plain_checks: int = 0  # times that plain is still to be measured after an alarm
     priors: DraftPriors = field(init=False)
-    _slots: dict[str, Slot] = field(default_factory=dict, repr=False)
+    slots: dict[str, Slot] = field(default_factory=dict, repr=False)
     _ahead: deque[tuple[Lane, Cell]] = field(default_factory=deque, repr=False)  # priors to be worked out
 
     def __post_init__(self) -> None:
@@ -106,29 +107,34 @@ class SpeedModel:
         """Facts have changed: ask the cost model again for cells that were not seen yet."""
         self.priors.forget()
         self._ahead.clear()
-        for slot in self._slots.values():
+        for slot in self.slots.values():
             self._look_ahead(slot.lane)
         for arm in self.arms.values():
             arm.refresh()
 
     def belief(self, lane: Lane, cell: Cell) -> Belief:
         """What is believed about a lane's arm on a workload, alone on the machine."""
-        return self.belief_of(lane, cell)[1]
+        return self.belief_at(self.slot(lane), cell)
 
-    def belief_of(self, lane: Lane, cell: Cell) -> tuple[Slot, Belief]:
-        """The same, with the lane's arm and load effect."""
-        slot = self._slots.get(lane.id)
-        if slot is None or slot.lane is not lane:
-            slot = self._new_slot(lane)
-        found = slot.arm.known(cell)
+    def slot(self, lane: Lane) -> Slot:
+        """A lane with its arm and load effect."""
+        slot = self.slots.get(lane.id)
+        return slot if slot is not None and slot.lane is lane else self._new_slot(lane)
+
+    def belief_at(self, slot: Slot, cell: Cell) -> Belief:
+        """What is believed about a slot's arm on a workload, alone on the machine."""
+        found = slot.arm.known.get(cell)
         if found is None:
+            lane = slot.lane
             found = slot.arm.belief(cell, self.priors.prior(lane.id, lane.strategy, cell))
-        return slot, found
+        return found
 
     def plain_belief(self, cell: Cell) -> Belief:
         """What is believed about plain on a workload; the level itself, where plain was never seen."""
         arm = self.arms.get(self.plain)
-        return Belief(0.0, 0.0) if arm is None else arm.belief(cell, 0.0)
+        if arm is None:
+            return Belief(0.0, 0.0)
+        return arm.known.get(cell) or arm.belief(cell, 0.0)
 
     def plain_decode_s(self, seen: Observation) -> float:
         """Seconds that plain would have taken to decode the tokens of a request."""
@@ -311,7 +317,7 @@ class SpeedModel:
         """Take over what `dump` gave."""
         self.level.restore(state["level"])
         self.arms, self.steps = {}, {}
-        self._slots.clear()
+        self.slots.clear()
         for key, arm in state["arms"].items():
             self.arm(key, key.rpartition("/")[2]).restore(arm)
         for key, arm in state["steps"].items():
@@ -339,7 +345,7 @@ class SpeedModel:
             changed |= self.priors.learn_text(seen.lane, strategy, cell, acceptance, seen.draft_tokens)
         if not changed:
             return
-        for slot in self._slots.values():
+        for slot in self.slots.values():
             lane = slot.lane
             slot.arm.rebase(lambda c, lane=lane: self.priors.prior(lane.id, lane.strategy, c))  # type: ignore[misc]  # bound now
 
@@ -367,11 +373,14 @@ class SpeedModel:
         name = lane.strategy.name
         key = arm_key(lane.fingerprint, name)
         self.strategies[lane.id] = lane.strategy
-        before = self._slots.get(lane.id)
+        before = self.slots.get(lane.id)
         if before is not None and before.key != key:
             self.priors.forget(lane.id)
-        slot = Slot(lane, key, name, lane.strategy.is_plain, self.arm(key, name), self.load_effect(key))
-        self._slots[lane.id] = slot
+        reloads = lane.control is Control.RELOAD
+        slot = Slot(
+            lane, key, name, lane.strategy.is_plain, reloads, self.arm(key, name), self.load_effect(key)
+        )
+        self.slots[lane.id] = slot
         self._look_ahead(lane)
         return slot
 
@@ -397,7 +406,7 @@ class SpeedModel:
             oldest = min(others, key=lambda k: self.arms[k].last_at)
             for kept in (self.arms, self.steps, self.loads, self.recent):
                 kept.pop(oldest, None)
-            self._slots.clear()
+            self.slots.clear()
 
 
 def _features(seen: Observation) -> Features:

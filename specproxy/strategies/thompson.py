@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Protocol
 
-__all__ = ["Offer", "choice_probabilities", "offer", "worth_exploring"]
+__all__ = ["Offer", "choice_probabilities", "raised", "worth_exploring"]
 
 _MOST_VARIANCE = (
     0.25  # of a logarithm: beyond it a log-normal mean says more about the tail than about the lane
@@ -24,18 +24,20 @@ _SQRT2 = math.sqrt(2.0)
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 
 
-class Offer(NamedTuple):
+class Offer(Protocol):
     """Cost of a lane in seconds: posterior mean, median, and standard deviation to first order."""
 
-    expected: float
-    central: float
-    spread: float
+    @property
+    def expected(self) -> float: ...
+    @property
+    def central(self) -> float: ...
+    @property
+    def spread(self) -> float: ...
 
 
-def offer(fixed: float, decode: float, sd: float) -> Offer:
-    """The cost ``fixed + decode·e^X``, X ~ N(0, sd²)."""
-    raised = math.exp(0.5 * min(sd * sd, _MOST_VARIANCE))
-    return Offer(fixed + decode * raised, fixed + decode, decode * sd)
+def raised(variance: float) -> float:
+    """Mean of e^X, X ~ N(0, variance), for variances that are not all tail."""
+    return math.exp(0.5 * (variance if variance < _MOST_VARIANCE else _MOST_VARIANCE))
 
 
 def choice_probabilities(offers: Sequence[Offer]) -> list[float]:
@@ -45,11 +47,11 @@ def choice_probabilities(offers: Sequence[Offer]) -> list[float]:
         return [1.0]
     found = [1.0] * n
     for i in range(n - 1):
-        _, mine, spread = offers[i]
+        mine, spread = offers[i].central, offers[i].spread
         for j in range(i + 1, n):
-            _, theirs, other = offers[j]
+            other = offers[j].spread
             width = math.sqrt(spread * spread + other * other) * _SQRT2
-            gap = mine - theirs
+            gap = mine - offers[j].central
             chance = 0.5 * math.erfc(gap / width) if width > 0.0 else 0.5 - 0.5 * _sign(gap)
             found[i] *= chance
             found[j] *= 1.0 - chance

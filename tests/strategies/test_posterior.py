@@ -55,12 +55,12 @@ def test_beliefs_are_kept_up_to_date() -> None:
     for cell in CELLS + UNSEEN:
         arm.belief(cell, 0.0)
     arm.learn(CELLS[0], 0.0, -0.5, 0.02, 100)
-    assert arm.known(CELLS[2]) is None
+    assert CELLS[2] not in arm.known
     arm.warm()
     again = Arm(SCALES, half_life=1e12)
     again.restore(json.loads(json.dumps(arm.dump())))
     for cell in CELLS + UNSEEN:
-        assert arm.known(cell) == again.belief(cell, 0.0)
+        assert arm.known[cell] == again.belief(cell, 0.0)
     assert arm.evidence == pytest.approx(13.0)
 
 
