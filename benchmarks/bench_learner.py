@@ -12,8 +12,8 @@ figures, of which the last line is one JSON object:
 - ``decide_us_p99``: time of a choice; ``replay_ms_per_1k_tokens``: of a replay; both in processor time of the
   thread, and taken when the other figures are done, so that other work does not count. Every choice is timed in
   three equal runs, and the least counts: what is slow by itself is slow in all of them, what other programs do
-  to the caches is not. Python's garbage collector starts alike in each run and strikes the same choices, so that
-  its time counts.
+  to the caches is not. Python's garbage collector starts alike in each run and strikes the same choices, so its
+  time counts.
 
 Keys that end in ``_worst_world`` or ``_p95`` show what the means leave out. The learning curve goes to a CSV
 file and to a PNG.
