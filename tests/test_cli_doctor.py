@@ -70,6 +70,29 @@ def test_a_model_gets_its_strategies_its_draft_and_the_command(
     assert max(map(len, (line for line in text.splitlines() if str(pair.target.parent) not in line))) <= 120
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_lines_are_cut_between_words_and_the_command_is_not(
+    capsys: pytest.CaptureFixture[str],
+    pair: CalibratedPair,
+    nobody: str,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing but a path is longer than the terminal is wide, no word is lost; the command can be copied."""
+    asked = ("--upstream", nobody, "--model", str(pair.target))
+    whole = doctor(capsys, *asked)[1].splitlines()
+    monkeypatch.setattr("specproxy.cli.doctor.columns", lambda: width)
+    cut = doctor(capsys, *asked)[1].splitlines()
+    assert whole[-1] == cut[-1]
+    assert cut[-1].startswith("  specproxy start --model ")
+    assert all(len(line) <= width or " " not in line.strip() for line in cut[:-1])
+    steady = [line for line in whole if not line.startswith("Memory:")]  # what is free changes meanwhile
+    words = " ".join(cut).split()
+    assert all(" ".join(line.split()) in " ".join(words) for line in steady)
+    continued = [line for line in cut if line.startswith("    ") and line.strip() not in map(str.strip, whole)]
+    assert continued or width == 120
+
+
 def test_a_draft_that_does_not_fit_is_told(
     capsys: pytest.CaptureFixture[str], pair: CalibratedPair, nobody: str
 ) -> None:
@@ -220,6 +243,8 @@ async def test_a_loaded_model_is_looked_at_and_what_fits_beside_it(pair: Calibra
     assert "plain" not in row["beside"]["lanes"]
     assert row["beside"]["ctx"] == 2048
     assert (data["model"]["served"], data["model"]["path"]) == (True, str(pair.target))
+    assert data["model"]["model"] == data["servers"][0]["model"], "as the server calls it"
+    assert data["model"]["facts"][0].startswith(f"Target {data['model']['model']}: ")
     assert [one["command"] for one in data["commands"]] == [f"specproxy start --upstream {server.url} --manage"]
     assert "(ngram, mtp" in data["commands"][0]["why"]
 

@@ -67,9 +67,11 @@ def diagnose(
         "ollama_models": [name for name, _ in stored_models(store_folders())],
         "model": None,
     }
-    looked_at = model or next((row["path"] for row in data["servers"] if row["path"]), None)
-    if looked_at is not None:
-        data["model"] = look_at_model(looked_at, draft, llama_server, served=model is None)
+    serving = next((row for row in data["servers"] if row["path"]), None)
+    if model is not None:
+        data["model"] = look_at_model(model, draft, llama_server)
+    elif serving is not None:
+        data["model"] = look_at_model(serving["path"], draft, llama_server, served_as=serving["model"])
     data["commands"] = commands(data)
     return data
 
@@ -131,6 +133,7 @@ def _server(url: str, found: ProbeResult, llama_server: Path | None) -> Row:
     return {
         "control": control(found),
         "hazards": list(hazards(found)),
+        "model": model.name if model is not None else "",
         "path": str(facts.path) if facts is not None else "",
         "path_trouble": weights.reason if weights is not None else "",
         "beside": beside,
@@ -146,11 +149,11 @@ def _server(url: str, found: ProbeResult, llama_server: Path | None) -> Row:
 
 
 def look_at_model(
-    model: str, draft: str | None, llama_server: Path | None = None, *, served: bool = False
+    model: str, draft: str | None, llama_server: Path | None = None, *, served_as: str | None = None
 ) -> Row:
     """A model's facts, its strategies, drafts for it that are at hand, and what fits in memory.
 
-    `served`: a server has it loaded.
+    `served_as` is its name on the server that has it loaded, if one has.
 
     Raises:
         ConfigError: it, or the draft, cannot be read.
@@ -169,9 +172,11 @@ def look_at_model(
     best = next((candidate for candidate in drafts if candidate.fits), None)
     if draft is None and best is not None:
         given = read_facts(best.path)
+    if served_as:  # the file may be called after a digest
+        facts = tuple(fact.replace(target.path.name, served_as) for fact in facts)
     return {
-        "model": model,
-        "served": served,
+        "model": served_as or model,
+        "served": served_as is not None,
         "fit": fit(path, given.path if given is not None else None, llama_server=llama_server),
         "draft": draft,
         "draft_trouble": trouble,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from specproxy.cli.options import config_option, json_option
-from specproxy.cli.text import size
+from specproxy.cli.text import columns, size, wrapped
 from specproxy.config import load
 
 __all__ = ["doctor", "lines"]
@@ -51,8 +51,11 @@ def doctor(
     if as_json:
         click.echo(json.dumps(data, indent=2))
         return
+    typed = {f"  {item['command']}" for item in data["commands"]}  # in one piece, to be copied
+    width = columns()
     for line in lines(data):
-        click.echo(line)
+        parts = [line] if width is None or line in typed else wrapped(line, width)
+        click.echo("\n".join(parts))
 
 
 def lines(data: Row) -> Iterator[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["duration", "number", "percent", "size", "survey_lines", "upstream_line"]
+__all__ = ["columns", "duration", "number", "percent", "size", "survey_lines", "upstream_line", "wrapped"]
 
 
 def survey_lines(status: dict[str, Any]) -> Iterator[str]:
@@ -30,6 +33,27 @@ def upstream_line(upstream: dict[str, Any]) -> str:
     some = [f"{name} (loaded)" if name in loaded and len(models) > 1 else name for name in models[:3]]
     named = ", ".join(some) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
     return f"Upstream {upstream['url']}: {upstream['kind']}{version}" + (f", {named}" if models else "")
+
+
+def columns() -> int | None:
+    """How wide the terminal is that standard output goes to; None where it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def wrapped(line: str, columns: int) -> list[str]:
+    """A line cut between words where it is longer than `columns`; what follows is indented by two more.
+
+    A word that is longer by itself (a path, a URL) stays whole.
+    """
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line.lstrip(),
+        max(20, columns),
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]
 
 
 def percent(value: float | None) -> str:
