@@ -17,7 +17,10 @@ from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.supervise import Backoff, ChildSpec
 from specproxy.errors import ConfigError, UpstreamConnectError
 from specproxy.records import Control, Health, Lane, Strategy
+from specproxy.strategies.learner import Learner
 from tests.adapters.contract import BackendContract
+from tests.support.client import RawClient, post
+from tests.support.proxy import running_proxy
 from tests.support.sink import RecordingSink
 
 QUICK = Backoff(first_s=0.01)
@@ -169,6 +172,19 @@ async def test_a_lane_that_is_down_refuses_before_anything_is_sent() -> None:
     await watch.backend.aclose()
 
 
+async def test_servers_that_start_at_once_do_not_race_for_ports() -> None:
+    """Each child takes a port that is free and says which; none is chosen before it could be taken away."""
+    watches = [Watch(plan("plain"), plan("ngram", "--drafts")) for _ in range(3)]
+    await asyncio.gather(*(watch.backend.start() for watch in watches))
+    for watch in watches:
+        await watch.until("ngram", Health.READY)
+    urls = {watch.backend.address(lane) for watch in watches for lane in ("plain", "ngram")}
+    assert len(urls) == 6
+    for watch in watches:
+        assert (await asked(watch, "/whole", "plain")).body == b"whole"
+        await watch.backend.aclose()
+
+
 async def test_a_cancelled_start_leaves_nothing_running() -> None:
     watch = Watch(plan("plain", "--loading", "1000"))
     starting = asyncio.ensure_future(watch.backend.start())
@@ -248,6 +264,39 @@ async def test_plain_stays_in_service_where_it_is_needed(two: Watch) -> None:
         await asked(two, "/close", "plain")
     await asyncio.sleep(0)
     assert two.health()["plain"] is Health.READY
+
+
+async def test_nothing_goes_to_a_quarantined_lane_and_a_probe_brings_it_back(
+    two: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the whole proxy: its clients hear from plain as if nothing were wrong, and then from it again."""
+    well = asyncio.Event()
+
+    async def ask_little(lane: Lane, transport: object) -> int:
+        return 200 if well.is_set() else 503
+
+    monkeypatch.setattr(two.backend, "ask_little", ask_little)
+    async with running_proxy(two.backend, policy=Learner()) as proxy:  # type: ignore[arg-type]  # any Policy will do
+        taken: list[str] = []
+        proxy.router.on_observation(lambda seen, _: taken.append(seen.lane))
+
+        async def ask(*headers: bytes) -> int:
+            async with await RawClient.connect(proxy.port) as client:
+                return (await client.ask(post("/v1/chat/completions", b'{"messages":[]}', *headers))).status
+
+        pin = b"X-Specproxy-Strategy: ngram"
+        assert await ask(pin) == 200
+        for _ in range(3):
+            await asked(two, "/error")
+        await two.until("ngram", Health.QUARANTINED)
+        for _ in range(6):
+            assert await ask() == 200
+        assert await ask(pin) == 400, "it is named with the reason"
+        assert taken == ["ngram", *["plain"] * 6, ""]
+        well.set()
+        await two.until("ngram", Health.READY)
+        assert await ask(pin) == 200
+        assert taken[-1] == "ngram"
 
 
 async def test_a_lane_that_does_not_heal_stays_out_of_service(
