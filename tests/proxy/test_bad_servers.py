@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
+from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.openai_compat import Deployed
 from specproxy.adapters.probe import Prober
+from specproxy.adapters.supervise import ChildSpec
 from specproxy.adapters.weights import Weights
 from specproxy.proxy.deployments import ADAPTERS
 from specproxy.proxy.sidecar import Sidecar
-from specproxy.records import Health, Outcome
+from specproxy.records import Control, Health, Lane, Outcome, Strategy
 from specproxy.strategies.learner import Learner
 from tests.support.client import RawClient, RawReply, post
 from tests.support.proxy import Proxy, running_proxy
@@ -94,6 +100,46 @@ async def test_a_server_that_answers_wrongly(kind: str, mood: str) -> None:
             assert (reply.status, reply.content) == (MOODS[mood][0], MOODS[mood][2])
         assert all(seen.outcome in (Outcome.ERROR, Outcome.TRUNCATED) for seen in proxy.seen)
         assert len(proxy.seen) == 2
+        assert learned(proxy) == 0
+
+
+@asynccontextmanager
+async def lane_of_ours(mood: str) -> AsyncIterator[Proxy]:
+    """A proxy with one lane that it started itself; its server is well when asked how it is, and only then."""
+    lane = Lane("plain", "managed", "m", Strategy(), Control.INSTANCE, "print")
+    command = (sys.executable, "-m", "tests.support.stub_server", *(("--mood", mood) if mood else ()))
+    backend = ManagedLlamaServer("managed", [LanePlan(lane, ChildSpec("lane plain", command))])
+    await backend.start()
+    async with running_proxy(backend, policy=Learner()) as proxy:  # type: ignore[arg-type]  # any Policy will do
+        yield proxy
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("mood", ["down", "half up"])
+async def test_a_lane_of_ours_that_does_not_answer(path: str, mood: str) -> None:
+    """As with servers of others."""
+    async with lane_of_ours(mood.replace("down", "")) as proxy:
+        if mood == "down":
+            [backend] = proxy.router.backends
+            assert isinstance(backend, ManagedLlamaServer)
+            os.kill(backend.pid("plain") or 0, signal.SIGKILL)
+            while proxy.router.lanes()[0].health is Health.READY:  # noqa: ASYNC110 - told by no event
+                await asyncio.sleep(0.01)
+        reply = await ask(proxy, path)
+        assert reply.status == (503 if mood == "down" else 502)
+        assert reply.content.startswith(ROUTES[path])
+        assert {seen.outcome for seen in proxy.seen} == {Outcome.UNREACHABLE}
+        assert learned(proxy) == 0
+
+
+@pytest.mark.parametrize("mood", MOODS)
+async def test_a_lane_of_ours_that_answers_wrongly(mood: str) -> None:
+    """As with servers of others."""
+    async with lane_of_ours(mood) as proxy:
+        for _ in range(2):
+            reply = await ask(proxy, "/api/chat" if mood.startswith("ollama") else "/v1/chat/completions")
+            assert (reply.status, reply.content) == (MOODS[mood][0], MOODS[mood][2])
+        assert all(seen.outcome in (Outcome.ERROR, Outcome.TRUNCATED) for seen in proxy.seen)
         assert learned(proxy) == 0
 
 

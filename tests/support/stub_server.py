@@ -1,6 +1,6 @@
 """A child process that looks like a llama-server to its manager, and answers as the contract checks want.
 
-python -m tests.support.stub_server [--drafts] [--no-slots] [--loading N] [--fail] [--exit-after N]
+python -m tests.support.stub_server [--drafts] [--no-slots] [--loading N] [--fail] [--exit-after N] [--mood M]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 
+from tests.support.rude import MOODS
 from tests.support.upstream import Conn, Upstream
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -35,6 +36,9 @@ class Stub:
                 await self.json(conn, [{"id": 0, "speculative": self.args.drafts}])
             elif target == b"/props":
                 await self.json(conn, {"build_info": "b1-stub", "model_alias": "stub", "model_path": "/m.gguf"})
+            elif self.args.mood:
+                if not await self.rude(conn):
+                    return
             else:
                 await self.count()
                 if not await self.contract(conn, target, seen.body):
@@ -47,6 +51,16 @@ class Stub:
             await conn.send(b"HTTP/1.1 503 No\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         else:
             await self.json(conn, {"status": "ok"})
+
+    async def rude(self, conn: Conn) -> bool:
+        """Answer as `RudeServer` does in this mood; False ends the connection."""
+        if self.args.mood == "half up":
+            conn.close()
+            return False
+        status, kind, body = MOODS[self.args.mood]
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        await conn.send(head.encode() + body)
+        return True
 
     async def json(self, conn: Conn, data: object) -> None:
         body = json.dumps(data).encode()
@@ -94,6 +108,7 @@ async def main() -> None:
     parser.add_argument("--loading", type=int, default=0)
     parser.add_argument("--fail", action="store_true")
     parser.add_argument("--exit-after", type=int, default=None)
+    parser.add_argument("--mood", default="")
     args = parser.parse_args()
     if args.fail:
         sys.exit("E load_model: error loading model: unknown architecture")
