@@ -22,6 +22,7 @@ from specproxy.records import Strategy
 from tests.adapters.test_ollama_store import OWN, put
 from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.command import COMMAND
+from tests.support.eagle3 import write_eagle3
 from tests.support.fakes import fake_llama_server, fake_ollama, ollama_model
 from tests.support.ports import free_port
 
@@ -102,6 +103,28 @@ def test_a_draft_that_does_not_fit_is_told(
     assert code == 0
     assert "The draft cannot be used: the draft model is the target itself" in out
     assert f"--draft {pair.target}" not in out
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(60)
+def test_an_eagle3_drafter_is_found_and_needs_llama_servers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, nobody: str
+) -> None:
+    """It stands for the draft model among the strategies, and the engine of ours is not asked to run it."""
+    pair = write_eagle3(tmp_path, layers=16)
+    asked = ("--upstream", nobody, "--model", str(pair.target))
+    data = json.loads(doctor(capsys, *asked, "--json")[1])
+    assert [row["name"] for row in data["model"]["strategies"]] == ["plain", "ngram", "mtp", "eagle3"]
+    assert [(row["path"], row["kind"], row["fits"]) for row in data["model"]["drafts"]] == [
+        (str(pair.draft), "eagle3", True)
+    ]
+    assert "eagle3" in data["model"]["fit"]["lanes"]
+    given = json.loads(doctor(capsys, *asked, "--draft", str(pair.draft), "--json")[1])
+    words = shlex.split(given["commands"][0]["command"])
+    assert words[:6] == ["specproxy", "start", "--model", str(pair.target), "--draft", str(pair.draft)]
+    assert words[6:] == (["--engine", "managed"] if given["engines"]["embedded"] else [])
+    assert given["commands"][0]["why"].startswith("A llama-server for each strategy")
+    assert "of the target's size, eagle3, fits" in doctor(capsys, *asked)[1]
 
 
 def test_a_draft_has_no_mtp_and_no_draft_of_its_own(

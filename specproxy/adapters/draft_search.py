@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specproxy.adapters.gguf_facts import ModelFacts, check_pair, read_facts
+from specproxy.adapters.server_program import drafter_in
 from specproxy.errors import ModelFileError, PairError
 
 __all__ = ["DraftCandidate", "files_beside", "find_drafts"]
@@ -18,14 +19,15 @@ MAX_FILES = 64  # that are looked at in one place
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
     """A model that is small enough to draft. `name` is what --draft takes; `share` is its part of the target's
-    weight bytes. `fits` says whether llama.cpp would draft with it; `notes` are sentences on why not, or on
-    doubts."""
+    weight bytes, `kind` the drafter that it is for. `fits` says whether llama.cpp would draft with it; `notes`
+    are sentences on why not, or on doubts."""
 
     name: str
     path: Path
     share: float
     same_family: bool
     fits: bool
+    kind: str
     notes: tuple[str, ...] = ()
 
 
@@ -60,4 +62,4 @@ def _candidate(name: str, target: ModelFacts, draft: ModelFacts) -> DraftCandida
         notes, fits = check_pair(target, draft), True
     except (PairError, ModelFileError) as error:
         notes, fits = (error.message,), False
-    return DraftCandidate(name, draft.path, share, same, fits, notes)
+    return DraftCandidate(name, draft.path, share, same, fits, drafter_in(draft.sidecar_type), notes)

@@ -25,7 +25,7 @@ from specproxy.adapters.http import HttpTransport
 from specproxy.adapters.memory import Budget
 from specproxy.adapters.ollama_store import locate_model, store_folders, stored_models
 from specproxy.adapters.probe import Prober
-from specproxy.adapters.server_program import find_program
+from specproxy.adapters.server_program import drafter_in, find_program
 from specproxy.adapters.weights import find_weights
 from specproxy.cli.fitting import fit, shortened
 from specproxy.cli.version import versions
@@ -194,9 +194,11 @@ def _strategies(target: ModelFacts, draft: ModelFacts | None, trouble: str) -> l
         "mtp": "" if target.has_mtp else _no_mtp(target),
         "draft": "" if draft is not None else trouble or "no draft model was given, and none was found",
     }
+    file = drafter_in(draft.sidecar_type) if draft is not None else "draft"
     rows: list[Row] = [{"name": "plain", "possible": True, "why": "", "speed": {}}]
     for name, length in LENGTHS.items():
         why = missing.get(name, "")
+        name = file if name == "draft" else name
         strategy = Strategy((name,), length)
         speed = {} if why else _speed(strategy, target, draft)
         rows.append({"name": name, "possible": not why, "why": why, "speed": speed})
@@ -230,7 +232,10 @@ def commands(data: Mapping[str, Any]) -> list[Row]:
             _command(("pip", "install", "specproxy[managed]"), "No engine is installed that could run a model.")
         )
     elif model is not None and not model["served"] and model["fit"]["lanes"]:
-        found.append(_command(_start(model), _why(engines, model["fit"])))
+        words, own = _start(model)
+        if own and engines["embedded"]:  # which takes no such drafter
+            words = (*words, "--engine", "managed")
+        found.append(_command(words, _why(engines | ({"embedded": None} if own else {}), model["fit"])))
     found += (_before(server, engines) for server in data["servers"] if server["reachable"])
     if model is None and data["ollama_models"] and (engines["embedded"] or engines["managed"]):
         name = data["ollama_models"][0]
@@ -258,16 +263,18 @@ def _before(server: Mapping[str, Any], engines: Mapping[str, Any]) -> Row:
     return _command((*command, "--manage"), why)
 
 
-def _start(model: Mapping[str, Any]) -> tuple[str, ...]:
-    """Start with the draft that was given if it fits, else with the best one that promises something."""
-    promising: dict[str, float] = next(
-        (row["speed"] for row in model["strategies"] if row["name"] == "draft"), {}
-    )
+def _start(model: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """Start with the draft that was given if it fits, else with the best one that promises something.
+
+    Returns the command, and whether its draft is of a kind that llama-servers alone take.
+    """
+    of_file = model["strategies"][-1]  # the one whose drafter comes in a file
     best = next((row["name"] for row in model["drafts"] if row["fits"]), None)
     draft = model["draft"] if not model["draft_trouble"] else None
-    if draft is None and max(promising.values(), default=0) >= PLENTY:
+    if draft is None and max(of_file["speed"].values(), default=0) >= PLENTY:
         draft = best
-    return ("specproxy", "start", "--model", model["model"], *(("--draft", draft) if draft else ()))
+    words = ("specproxy", "start", "--model", model["model"], *(("--draft", draft) if draft else ()))
+    return words, bool(draft) and of_file["name"] != "draft"
 
 
 def _why(engines: Mapping[str, Any], fitting: Mapping[str, Any]) -> str:

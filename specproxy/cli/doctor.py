@@ -149,5 +149,6 @@ def _model(row: Row) -> Iterator[str]:
         yield "  Drafts at hand:"
     for draft in row["drafts"][:SHOWN]:
         what = "fits" if draft["fits"] else "does not fit"
+        what = f"{draft['kind']}, {what}" if draft["kind"] != "draft" else what
         yield f"    {draft['name']}: {draft['share']:.0%} of the target's size, {what}"
         yield from (f"      {note}" for note in draft["notes"])

@@ -21,11 +21,16 @@ NEAR = 8  # fast rotary pairs by which the head tells its own position from othe
 SHARP = 3.5  # weight of their query and key
 
 
-def write_eagle3(out_dir: Path, *, seed: int = 0) -> CalibratedPair:
-    """Write ``target.gguf`` (architecture llama) and ``draft.gguf`` (eagle3) into `out_dir`."""
+def write_eagle3(out_dir: Path, *, seed: int = 0, layers: int = 2) -> CalibratedPair:
+    """Write ``target.gguf`` (architecture llama) and ``draft.gguf`` (eagle3) into `out_dir`.
+
+    `layers` are the target's: with 16 it is several times as large as the drafter.
+    """
     out_dir.mkdir(parents=True, exist_ok=True)
     pair = CalibratedPair(out_dir / "target.gguf", out_dir / "draft.gguf", REGIONS, seed)
-    _write_target(_Net(pair, pair.target, "llama", embd=EMBD, layers=2, ftype="F16", ctx=CTX), pair.successor)
+    _write_target(
+        _Net(pair, pair.target, "llama", embd=EMBD, layers=layers, ftype="F16", ctx=CTX), pair.successor
+    )
     heads = EMBD // 64  # as many for values, so that one has room for a whole embedding
     _write_drafter(_Net(pair, pair.draft, "eagle3", embd=EMBD, layers=1, ftype="F16", ctx=CTX, kv_heads=heads))
     return pair
