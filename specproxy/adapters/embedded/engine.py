@@ -11,80 +11,20 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import cast
 
+from specproxy.adapters.embedded.courier import Courier, Stream, call
 from specproxy.adapters.embedded.embedder import Embedder
 from specproxy.adapters.embedded.measured import Measured
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.runtime import Runtime
 from specproxy.adapters.embedded.scheduler import Event, Scheduler
 from specproxy.adapters.embedded.sequence import Sink
-from specproxy.adapters.embedded.types import Finished, GenerateRequest, ModelCard, Outlet, TokenEvent
+from specproxy.adapters.embedded.types import Finished, GenerateRequest, ModelCard, TokenEvent
 from specproxy.adapters.embedded.vocabulary import Vocabulary
 from specproxy.errors import BackendError, SpecproxyError
 
 __all__ = ["LlamaEngine"]
 
 log = logging.getLogger(__name__)
-
-QUEUE = 64  # events that may wait for a reader before its sequence pauses
-
-
-class Stream:
-    """Events of one request on their way from the decode thread to a task.
-
-    The decode thread only adds to `sent`, the event loop only to `read`: no lock is needed to see how far the
-    reader is behind.
-    """
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, resume: Callable[[], None], outlet: Outlet | None = None
-    ) -> None:
-        self.loop = loop
-        self.outlet = outlet
-        self.sent = 0
-        self.read = 0
-        self._resume = resume
-        self._events: deque[Event] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def full(self) -> bool:
-        """See `sequence.Sink`."""
-        return self.sent - self.read >= QUEUE
-
-    def short(self, event: Event) -> bool:
-        """Send an event past the event loop, if that is possible; on the decode thread.
-
-        Raises:
-            BackendError: it cannot be rendered.
-        """
-        # the loop shuts the outlet before it counts an event as read, so it has to be asked in this order
-        if self.outlet is None or self.sent != self.read or not isinstance(event, TokenEvent):
-            return False
-        send = self.outlet.send
-        try:
-            return send is not None and send(event)
-        except Exception as error:
-            log.exception("an event cannot be sent")
-            raise BackendError(f"the reply cannot be written: {error!r}") from error
-
-    def put(self, event: Event) -> None:
-        """Add an event; on the event loop."""
-        self._events.append(event)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def get(self) -> Event:
-        """The next event, in order."""
-        while not self._events:
-            self._waiter = self.loop.create_future()
-            await self._waiter
-        was_full = self.full
-        if self.outlet is not None:
-            self.outlet.send = None  # before the decode thread can see that nothing waits any more
-        self.read += 1
-        if was_full:
-            self._resume()
-        return self._events.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +157,13 @@ class LlamaEngine:
     # --- on the decode thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._courier = Courier(lambda stream: self._send(_Cancel(stream)))
+        try:
+            self._work()
+        finally:
+            self._courier.close()
+
+    def _work(self) -> None:
         idle_since: float | None = None  # known once there was nothing to do
         while not self._stopping:
             self._obey()
@@ -279,7 +226,7 @@ class LlamaEngine:
             else:
                 command.done.set_exception(error)
 
-        _call(command.done.get_loop(), settle)
+        call(command.done.get_loop(), settle)
 
     def _submit(self, request: GenerateRequest, stream: Stream) -> None:
         started = time.perf_counter()
@@ -330,23 +277,14 @@ class LlamaEngine:
 
     def _emit(self, sink: Sink, event: Event) -> None:
         stream = cast("Stream", sink)  # every sink that this engine hands out is one
-        if stream.short(event):
-            return
-        stream.sent += 1
+        stream.made += 1
         self._outbox.append((stream, event))
 
     def _deliver(self) -> None:
-        """Hand the step's events over, in one call for each event loop."""
-        if not self._outbox:
-            return
-        outbox, self._outbox = self._outbox, []
-        if len(outbox) == 1:  # one stream, one token: the time between two decodes is dear
-            ((only, event),) = outbox
-            _call(only.loop, only.put, event)
-            return
-        for loop in {stream.loop for stream, _ in outbox}:
-            batch = [(stream, event) for stream, event in outbox if stream.loop is loop]
-            _call(loop, _put, batch)
+        """Hand the step's events over."""
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            self._courier.carry(outbox)
 
     def _load(self) -> None:
         self._unload_wanted = False
@@ -383,17 +321,4 @@ class LlamaEngine:
             if isinstance(command, _Submit):
                 self._emit(command.stream, BackendError("the engine is shutting down"))
             elif isinstance(command, _Do):
-                _call(command.done.get_loop(), command.done.cancel)
-
-
-def _put(batch: list[tuple[Stream, Event]]) -> None:
-    for stream, event in batch:
-        stream.put(event)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Call a function on an event loop, if that still runs."""
-    try:
-        loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:
-        log.debug("the event loop has been closed")
+                call(command.done.get_loop(), command.done.cancel)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class StreamWriter(Protocol):
     """A dialect's way to write a streamed reply. All methods return the bytes to send.
 
-    `part` is called on the decode thread too, while the event loop has nothing to write.
+    `part` is called on the courier's thread too, while the event loop has nothing to write.
     """
 
     content_type: str
@@ -52,7 +52,7 @@ class StreamWriter(Protocol):
 
 
 class _Wire:
-    """A connection as the decode thread writes to it, over a file descriptor of its own.
+    """A connection as the courier writes to it, over a file descriptor of its own.
 
     What the socket does not take at once is left to the event loop, and so is all that follows, until that has
     been sent.
@@ -71,7 +71,7 @@ class _Wire:
             self._socket.setblocking(False)
 
     async def lend(self, writer: StreamWriter) -> None:
-        """Let the decode thread write from now on, if all that was written here is on its way."""
+        """Let the courier write from now on, if all that was written here is on its way."""
         part, transport = self._short_cut.part, self._transport
         if self._socket is None or part is None or transport is None:
             return
@@ -121,7 +121,7 @@ async def stream_reply(
 ) -> web.StreamResponse:
     """Send `parts` as they come. The client's leaving cancels this, which closes `parts`.
 
-    Most of them never come here: while nothing waits to be sent, the decode thread renders and sends them
+    Most of them never come here: while nothing waits to be sent, the courier renders and sends them
     through the short cut.
 
     An error before the first part is raised, to be answered by its status; a later one is written.

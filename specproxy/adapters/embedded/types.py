@@ -52,14 +52,10 @@ class Sampling:
 
 
 class Outlet(Protocol):
-    """A way for a stream's text past the event loop, which lends it to the decode thread while it is idle.
-
-    Waking the loop for a token costs several times what rendering and sending it do, since the weights have
-    just swept all that it needs out of the processor's caches.
-    """
+    """A way for a stream's text past the event loop, which lends it to the courier while it is idle."""
 
     send: Callable[[TokenEvent], bool] | None
-    """Takes an event on the decode thread, never waits, and says whether it has dealt with it; None: shut.
+    """Takes an event on the courier's thread, never waits, and says whether it has dealt with it; None: shut.
 
     The loop opens it when nothing waits to be sent. Whoever gives the loop an event shuts it before.
     """

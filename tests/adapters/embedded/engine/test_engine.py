@@ -21,7 +21,8 @@ from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.embedded import GREEDY, request
 
 # isort: split
-from specproxy.adapters.embedded.engine import QUEUE, LlamaEngine
+from specproxy.adapters.embedded.courier import QUEUE
+from specproxy.adapters.embedded.engine import LlamaEngine
 from specproxy.adapters.embedded.llama import Batch, Context, DecodeError
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.types import Finished, GenerateRequest, TokenEvent
@@ -196,7 +197,7 @@ async def test_closing_ends_requests_with_an_error(pair: CalibratedPair) -> None
     await engine.aclose()
     with pytest.raises(BackendError, match="not running"):
         await collect(engine, request([5]))
-    assert not any(thread.name == "specproxy decode" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("specproxy ") for thread in threading.enumerate())
 
 
 async def test_embeddings_tell_texts_apart(engine: LlamaEngine, pair: CalibratedPair) -> None:

@@ -1,4 +1,4 @@
-"""Streamed replies of the real engine over a socket: text that the decode thread sends past the event loop."""
+"""Streamed replies of the real engine over a socket: text that the courier sends past the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.support.embedded import request
 # isort: split
 from specproxy.adapters.embedded import api_completions
 from specproxy.adapters.embedded.app import build_app, serve_site
-from specproxy.adapters.embedded.engine import LlamaEngine, Stream
+from specproxy.adapters.embedded.courier import QUEUE, Courier, Stream
+from specproxy.adapters.embedded.engine import LlamaEngine
 from specproxy.adapters.embedded.keys import SERVICE
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.output import Part, ShortCut
@@ -209,7 +210,7 @@ async def test_what_cannot_be_rendered_ends_its_own_stream_only(
     part, failed = api_completions._Writer.part, threading.Event()
 
     def faulty(self: api_completions._Writer, piece: Part) -> bytes:
-        if threading.current_thread().name == "specproxy decode" and not failed.is_set():
+        if threading.current_thread().name == "specproxy courier" and not failed.is_set():
             failed.set()
             raise ValueError("planted")
         return part(self, piece)
@@ -230,25 +231,48 @@ async def test_what_cannot_be_rendered_ends_its_own_stream_only(
 
 
 async def test_an_outlet_is_shut_before_an_event_counts_as_read() -> None:
-    """Or the decode thread might send the next event before this one has been written."""
+    """Or the courier might send the next event before this one has been written."""
     outlet = ShortCut(send=lambda event: True)
     stream = Stream(asyncio.get_running_loop(), lambda: None, outlet)
     event = TokenEvent("a", (1,))
-    assert stream.short(event)
-    assert not stream.short(Finished("stop")), "the end is the loop's"
-    stream.sent += 1  # as the engine does for what goes through the loop
-    assert not stream.short(event), "an event waits"
+    assert stream.send(event)
+    assert not stream.send(Finished("stop")), "the end is the loop's"
+    stream.given += 1  # as the courier does for what goes through the loop
+    assert not stream.send(event), "an event waits"
     stream.put(event)
     assert await stream.get() == event
     assert outlet.send is None
-    assert not stream.short(event), "it has not been written yet"
+    assert not stream.send(event), "it has not been written yet"
 
+
+async def test_a_stream_is_full_by_what_nobody_has_taken() -> None:
+    outlet = ShortCut(send=lambda event: True)
+    stream = Stream(asyncio.get_running_loop(), lambda: None, outlet)
+    event = TokenEvent("a", (1,))
+    for _ in range(QUEUE):
+        assert not stream.full
+        stream.made += 1
+    assert stream.full
+    assert stream.send(event)
+    assert not stream.full
+
+
+async def test_a_courier_gives_up_a_stream_once_and_carries_the_others() -> None:
     def broken(event: TokenEvent) -> bool:
         raise ValueError("planted")
 
-    outlet.send = broken
-    with pytest.raises(BackendError, match="planted"):
-        stream.short(event)
+    given_up: list[Stream] = []
+    courier = Courier(given_up.append)
+    loop, event = asyncio.get_running_loop(), TokenEvent("a", (1,))
+    bad, good = Stream(loop, lambda: None, ShortCut(send=broken)), Stream(loop, lambda: None)
+    courier.carry([(bad, event), (good, event), (bad, event)])
+    courier.close()
+    assert await good.get() == event
+    failed = await bad.get()
+    assert isinstance(failed, BackendError)
+    assert "planted" in str(failed)
+    assert given_up == [bad]
+    assert bad.given == 1
 
 
 async def test_an_engine_without_a_reader_on_a_socket_uses_the_loop(pair: CalibratedPair) -> None:
