@@ -32,10 +32,11 @@ from specproxy.proxy.listing import LISTS, askable, merged_list
 from specproxy.proxy.named import Question, asks_about_a_model, home, names_matter, read_question
 from specproxy.proxy.relay import Attempt, HeldBack
 from specproxy.proxy.rename import Renamer
-from specproxy.proxy.router import Router, Ticket
+from specproxy.proxy.router import Router
 from specproxy.proxy.splice import splice
 from specproxy.proxy.tap import Tap
 from specproxy.proxy.text_replay import Heard, TextReplayer
+from specproxy.proxy.ticket import Ticket
 from specproxy.records import Dialect, Lane, Observation, Outcome, RequestFacts
 
 __all__ = ["Call", "Forwarder", "Limits", "status_for"]

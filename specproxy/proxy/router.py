@@ -11,17 +11,17 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from specproxy.adapters.base import Backend, TellsDrafts
 from specproxy.errors import BackendError, LaneUnavailable, RequestError, SpecproxyError
-from specproxy.proxy.load import Load, Stay
+from specproxy.proxy.load import Load
 from specproxy.proxy.prefixes import PrefixMemory
 from specproxy.proxy.quarantine import Quarantine, held_back
 from specproxy.proxy.repeats import RepeatMemory
 from specproxy.proxy.tap import ReplyFacts
+from specproxy.proxy.ticket import Ticket, observation, plain_beside, refusal, safest
 from specproxy.records import (
     Control,
     Decision,
@@ -43,7 +43,7 @@ from specproxy.strategies.base import Policy
 from specproxy.strategies.classify import classify
 from specproxy.strategies.rules import is_asked_for
 
-__all__ = ["UNREAD", "LaneErrorListener", "Listener", "Router", "Ticket"]
+__all__ = ["UNREAD", "LaneErrorListener", "Listener", "Router"]
 
 log = logging.getLogger(__name__)
 
@@ -51,41 +51,9 @@ Listener = Callable[[Observation, Decision | None], None]
 LaneErrorListener = Callable[[Lane, BackendError], None]
 
 UNREAD = "unread"  # kind and rule of requests that were passed on without being read
-_MAY_TRY = (Health.READY, Health.UNHEALTHY, Health.STARTING)
 _PREFILLED = (Outcome.COMPLETE, Outcome.CLIENT_GONE)  # the lane's cache probably holds the prompt now
 _FEW_EVENTS = 5  # a stream shorter than this says little about tokens per event
 _EVENT_RATE = 0.1  # weight of the newest stream in the running mean of tokens per event
-
-
-@dataclass(slots=True)
-class Ticket:
-    """A request on its way: what was decided, and what the Observation will need. Holds no prompt text.
-
-    `lane`, `backend` and `decision` change when it falls back to plain. `known` is false for a model that no
-    lane names: such a request goes to the default lane, and nothing is learned from it.
-    """
-
-    id: str
-    workload: Workload
-    backend: Backend
-    decision: Decision
-    streamed: bool
-    prompt_tokens: int
-    started: float
-    stay: Stay
-    repeat: bool
-    blocks: tuple[int, ...] = ()  # hashes of the prompt's beginnings
-    model: str = ""  # the name that the client asked for
-    formed: bool = False  # a form of the answer was asked for
-    loads: bool = False  # the lane was not in memory when it was chosen
-    known: bool = True
-    plain: LaneStatus | None = None  # where a retry may go
-    finished: bool = False
-
-    @property
-    def lane(self) -> Lane:
-        """Where it runs."""
-        return self.decision.lane
 
 
 class Router:
@@ -162,7 +130,7 @@ class Router:
             if not self._backends:
                 raise LaneUnavailable("no upstream is configured")
             backend = self._backends[0]
-        status = _safest([self._quarantine.seen(status) for status in backend.lanes()])
+        status = safest([self._quarantine.seen(status) for status in backend.lanes()])
         if status is not None:
             return backend, status.lane
         return backend, Lane("default", backend.name, "", Strategy(), Control.OBSERVE, fingerprint="")
@@ -214,7 +182,11 @@ class Router:
                 decision = self._unnamed(workload)
         except SpecproxyError as error:
             self.load.leave(stay, now)
-            self._refused(request_id, workload, target, facts.stream, error)
+            self._refused(
+                refusal(
+                    request_id, workload, at=self._wall(), target=target, streamed=facts.stream, error=error
+                )
+            )
             raise
         lane = decision.lane
         self._in_flight[lane.id] = self._in_flight.get(lane.id, 0) + 1
@@ -234,7 +206,7 @@ class Router:
             formed=facts.output is not OutputForm.FREE,
             loads=any(s.lane.id == lane.id and not s.resident for s in statuses),
             known=bool(statuses),
-            plain=_plain_beside(lane, statuses),
+            plain=plain_beside(lane, statuses),
         )
 
     def unread(self, *, now: float) -> Ticket:
@@ -248,7 +220,7 @@ class Router:
         try:
             backend, lane = self.default()
         except LaneUnavailable as error:
-            self._refused(request_id, workload, "", False, error)
+            self._refused(refusal(request_id, workload, at=self._wall(), error=error))
             raise
         reason = "its body is not JSON, is encoded, or is above limits.inspect"
         self._in_flight[lane.id] = self._in_flight.get(lane.id, 0) + 1
@@ -271,7 +243,7 @@ class Router:
         It is refused with an error, or (None) its client left while it waited.
         """
         request_id = f"{self._run}{next(self._ids):08x}"
-        self._refused(request_id, Workload(UNREAD, TempBucket.WARM), "", False, error)
+        self._refused(refusal(request_id, Workload(UNREAD, TempBucket.WARM), at=self._wall(), error=error))
 
     def sole(self, facts: RequestFacts, among: Sequence[LaneStatus]) -> tuple[Backend, Lane] | None:
         """The one candidate of a request, where there is nothing to choose and nothing to change in it.
@@ -340,7 +312,20 @@ class Router:
         assert not ticket.finished, "a ticket is finished once"
         ticket.finished = True
         self._leave_lane(ticket.lane)
-        seen = self._observe(ticket, outcome, status, reply or ReplyFacts(), now)
+        reply = reply or ReplyFacts()
+        drafts = reply.draft_tokens, reply.accepted_tokens
+        if not drafts[0] and (telling := self._telling.get(ticket.backend.name)) is not None:
+            drafts = telling.take_drafts(ticket.lane.id)
+        seen = observation(
+            ticket,
+            outcome,
+            reply,
+            at=self._wall(),
+            now=now,
+            status=status,
+            drafts=drafts,
+            concurrency=self.load.leave(ticket.stay, now),
+        )
         self._learn_events(seen, events)
         if outcome in _PREFILLED:
             self._prefixes.note(ticket.lane, ticket.blocks)
@@ -396,7 +381,7 @@ class Router:
         `statuses` are all lanes of the target, those among them that the situation leaves out.
         """
         if situation.lanes[0].health is not Health.READY:
-            status = _safest(situation.lanes)
+            status = safest(situation.lanes)
             if status is None:
                 states = ", ".join(f"{s.lane.id} is {s.health}" for s in situation.lanes)
                 raise LaneUnavailable("no lane can take the request now", hint=states)
@@ -413,7 +398,7 @@ class Router:
             raise held or RequestError(error.message, hint=error.hint) from error
         except Exception:
             log.exception("the policy failed")
-            status = _safest(situation.lanes) or situation.lanes[0]
+            status = safest(situation.lanes) or situation.lanes[0]
             return Decision(status.lane, situation.workload, "policy_failed", "the policy failed; see the log")
 
     def _unnamed(self, workload: Workload) -> Decision:
@@ -433,62 +418,8 @@ class Router:
         if left > 0:
             self._in_flight[lane.id] = left
 
-    def _observe(
-        self, ticket: Ticket, outcome: Outcome, status: int, reply: ReplyFacts, now: float
-    ) -> Observation:
-        lane = ticket.lane
-        drafted, accepted = reply.draft_tokens, reply.accepted_tokens
-        if not drafted and (telling := self._telling.get(ticket.backend.name)) is not None:
-            drafted, accepted = telling.take_drafts(lane.id)
-        return Observation(
-            request_id=ticket.id,
-            at=self._wall(),
-            workload=ticket.workload,
-            lane=lane.id,
-            strategy=lane.strategy.name,
-            fingerprint=lane.fingerprint,
-            target=lane.target,
-            outcome=outcome,
-            rule=ticket.decision.rule,
-            status=status,
-            streamed=ticket.streamed,
-            source=reply.source,
-            ttft_s=None if reply.ttft_at is None else max(0.0, reply.ttft_at - ticket.started),
-            total_s=now - ticket.started,
-            prompt_tokens=reply.prompt_tokens or ticket.prompt_tokens,
-            cached_tokens=reply.cached_tokens,
-            output_tokens=reply.output_tokens,
-            prefill_s=reply.prefill_s,
-            decode_s=reply.decode_s,
-            draft_tokens=drafted,
-            accepted_tokens=accepted,
-            load_s=reply.load_s or _load_s(ticket, reply),
-            concurrency=self.load.leave(ticket.stay, now),
-            repeat=ticket.repeat,
-            propensity=ticket.decision.propensity,
-            weight=0.0 if ticket.formed and reply.thought else reply.weight,
-        )
-
-    def _refused(
-        self, request_id: str, workload: Workload, target: str, streamed: bool, error: SpecproxyError | None
-    ) -> None:
-        """The one Observation of a request that no lane took; without an error its client has left."""
-        asked_wrong = isinstance(error, RequestError)
-        outcome = Outcome.ERROR if asked_wrong else Outcome.UNREACHABLE
-        seen = Observation(
-            request_id=request_id,
-            at=self._wall(),
-            workload=workload,
-            lane="",
-            strategy="",
-            fingerprint="",
-            target=target,
-            outcome=Outcome.CLIENT_GONE if error is None else outcome,
-            rule="pin" if asked_wrong else "unavailable",
-            status=error.status if isinstance(error, RequestError) else 0 if error is None else 503,
-            streamed=streamed,
-            weight=0.0,
-        )
+    def _refused(self, seen: Observation) -> None:
+        """Tell the listeners of a request that no lane took."""
         for listener in self._listeners:
             _call(listener, seen, None)
 
@@ -497,31 +428,6 @@ class Router:
         if counted and seen.outcome is Outcome.COMPLETE and events >= _FEW_EVENTS:
             old = self._per_event.get(seen.lane, 1.0)
             self._per_event[seen.lane] = old + _EVENT_RATE * (seen.output_tokens / events - old)
-
-
-def _load_s(ticket: Ticket, reply: ReplyFacts) -> float:
-    """Seconds that a load took within a request, where the server does not tell: what came before the first
-    token and was not the prompt's doing, or what a load of the lane usually takes."""
-    if not ticket.loads:
-        return 0.0
-    if reply.ttft_at is None:
-        return ticket.lane.load_s
-    return max(1e-3, reply.ttft_at - ticket.started - (reply.prefill_s or 0.0))
-
-
-def _safest(statuses: Sequence[LaneStatus]) -> LaneStatus | None:
-    """The lane to try without statistics: ready before unready, then plain before others, then the first."""
-    usable = [s for s in statuses if s.health in _MAY_TRY]
-    return min(usable, key=lambda s: (_MAY_TRY.index(s.health), not s.lane.strategy.is_plain), default=None)
-
-
-def _plain_beside(lane: Lane, statuses: Sequence[LaneStatus]) -> LaneStatus | None:
-    """Another lane of the same target that is plain and ready; for a request that is on plain already only one
-    that is its equal."""
-    if lane.strategy.is_plain:
-        ready = (s for s in statuses if s.health is Health.READY and s.lane.fingerprint == lane.fingerprint)
-        return next((s for s in ready if s.lane.id != lane.id and s.lane.strategy.is_plain), None)
-    return next((s for s in statuses if s.lane.strategy.is_plain and s.health is Health.READY), None)
 
 
 def _call(function: Callable[..., object], *args: object) -> None:

@@ -28,7 +28,8 @@ from specproxy.proxy.dialects import read_facts
 from specproxy.proxy.dialects.replies import parse_object
 from specproxy.proxy.replayer import ReplayAccount, TakesReplays
 from specproxy.proxy.reply_text import reply_text
-from specproxy.proxy.router import Router, Ticket
+from specproxy.proxy.router import Router
+from specproxy.proxy.ticket import Ticket
 from specproxy.records import Dialect, Lane, Observation, Outcome
 from specproxy.strategies.approx import pieces
 from specproxy.strategies.drafters.ngram_simple import NgramSimpleDrafter

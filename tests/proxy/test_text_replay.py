@@ -18,9 +18,10 @@ from specproxy.errors import UpstreamClosed
 from specproxy.proxy.dialects import read_facts
 from specproxy.proxy.replayer import ReplayAccount
 from specproxy.proxy.reply_text import reply_text
-from specproxy.proxy.router import Router, Ticket
+from specproxy.proxy.router import Router
 from specproxy.proxy.tap import Tap
 from specproxy.proxy.text_replay import MOST_HELD, MOST_PROMPT, MOST_REPLY, SHARE, WAITING, Heard, TextReplayer
+from specproxy.proxy.ticket import Ticket
 from specproxy.records import Dialect, Lane, Observation, Outcome, Strategy
 from specproxy.strategies.replay import ReplayResult
 from tests.proxy.samples import NGRAM, PLAIN, observation
