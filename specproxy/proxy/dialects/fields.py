@@ -41,7 +41,7 @@ def flag(value: object) -> bool:
 
 def whole(value: object) -> int | None:
     """The value as an integer; a float with an integral value counts, a boolean does not."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
         return value

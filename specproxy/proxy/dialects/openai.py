@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from specproxy.proxy.dialects.fields import (
     Json,
@@ -23,6 +24,25 @@ from specproxy.records import Dialect, OutputForm, RequestFacts, Turn
 
 __all__ = ["output_form", "read_chat", "read_completions", "read_responses"]
 
+# What a chat request may have without asking for anything but text.
+_PLAIN_FIELDS = frozenset(
+    {
+        "model",
+        "messages",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "max_completion_tokens",
+        "n_predict",
+        "seed",
+        "stop",
+        "user",
+        "presence_penalty",
+        "frequency_penalty",
+    }
+)
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -41,14 +61,13 @@ def read_chat(data: Json) -> RequestFacts:
     turns: list[Turn] = []
     images = audio = 0
     for message in objects(data.get("messages")):
-        content = message.get("content")
-        words, seen, heard = read_parts(content)
+        words, seen, heard = read_parts(message.get("content"))
         images += seen
         audio += heard
         role = _ROLES.get(str(message.get("role")), "user")
-        turns.append(Turn(role, "\n".join([words, *_call_texts(message)]).strip("\n")))
-    tools = sum(1 for _ in objects(data.get("tools"))) or sum(1 for _ in objects(data.get("functions")))
-    return RequestFacts(
+        called = _call_texts(message) if "tool_calls" in message or "function_call" in message else ()
+        turns.append(Turn(role, "\n".join([words, *called]).strip("\n")))
+    facts = RequestFacts(
         dialect=Dialect.OPENAI_CHAT,
         model=text(data.get("model")),
         stream=flag(data.get("stream")),
@@ -56,13 +75,22 @@ def read_chat(data: Json) -> RequestFacts:
         temperature=number(data.get("temperature")),
         max_tokens=limit(data.get("max_completion_tokens"), data.get("max_tokens"), data.get("n_predict")),
         seed=whole(data.get("seed")),
+        images=images,
+        audio=audio,
+    )
+    return facts if data.keys() <= _PLAIN_FIELDS else _with_wishes(facts, data)
+
+
+def _with_wishes(facts: RequestFacts, data: Json) -> RequestFacts:
+    """With what else a chat request may ask for, by fields that most do not have."""
+    tools = sum(1 for _ in objects(data.get("tools"))) or sum(1 for _ in objects(data.get("functions")))
+    return replace(
+        facts,
         n=copies(data),
         output=output_form(data),
         tools=tools,
         tool_choice=chosen_tool(tools, data.get("tool_choice", data.get("function_call"))),
         logprobs=flag(data.get("logprobs")) or _positive(data.get("top_logprobs"), data.get("n_probs")),
-        images=images,
-        audio=audio,
         thinking=_thinking(data),
         steering=steering(data),
     )

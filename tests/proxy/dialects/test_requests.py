@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specproxy.proxy.dialects import read_facts
+from specproxy.proxy.dialects import openai, read_facts
 from specproxy.records import Dialect, OutputForm, RequestFacts, Turn
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -28,6 +28,14 @@ def chat(**body: Any) -> RequestFacts:
 
 def roles(found: RequestFacts) -> list[tuple[str, str]]:
     return [(turn.role, turn.text) for turn in found.turns]
+
+
+@pytest.mark.parametrize("field", sorted(openai._PLAIN_FIELDS - {"model", "messages"}))
+@pytest.mark.parametrize("value", [1, 2.5, True, "high", ["x"], {"type": "json_schema", "json": {}}], ids=str)
+def test_a_plain_field_of_a_chat_asks_for_nothing_else(field: str, value: object) -> None:
+    """Reading what else a request may ask for finds nothing where there are plain fields alone."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], field: value}
+    assert chat(**body) == chat(**body, tools=[])
 
 
 # --- OpenAI chat ---------------------------------------------------------------------------------
