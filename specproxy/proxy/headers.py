@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from specproxy.adapters.base import Headers
 
@@ -109,6 +110,7 @@ def response_headers(raw: Headers) -> Headers:
     return _without(kept, named)
 
 
+@lru_cache(maxsize=1024)  # lanes, workloads and most reasons come again and again
 def header_value(text: str, limit: int = 300) -> bytes:
     """Any text as a header value: one line of ASCII, at most `limit` bytes."""
     line = text[:limit]

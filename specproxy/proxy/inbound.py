@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar, overload
 
 from specproxy.adapters.base import Headers
 from specproxy.errors import RequestError
+
+T = TypeVar("T")
 
 __all__ = ["ClientRequest", "HeaderView", "RequestBody"]
 
@@ -79,23 +82,41 @@ class RequestBody:
 
 
 class HeaderView(Mapping[str, str]):
-    """Headers as text, looked up without regard to case; of a repeated header the first one."""
+    """Headers as text, looked up without regard to case; of a repeated header the first one.
 
-    __slots__ = ("_values",)
+    Nearly always one or two of them are asked for, so a look-up goes through them all.
+    """
+
+    __slots__ = ("_headers",)
 
     def __init__(self, headers: Headers) -> None:
-        self._values: dict[str, str] = {}
-        for name, value in headers:
-            self._values.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+        self._headers = headers
 
     def __getitem__(self, name: str) -> str:
-        return self._values[name.lower()]
+        value = self.get(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    @overload
+    def get(self, name: str, /) -> str | None: ...
+
+    @overload
+    def get(self, name: str, /, default: str | T) -> str | T: ...
+
+    def get(self, name: str, /, default: object = None) -> object:
+        """The value of a header, or `default` without one."""
+        wanted = name.lower().encode("latin-1", "replace")
+        for given, value in self._headers:
+            if given.lower() == wanted:
+                return value.decode("utf-8", "surrogateescape")
+        return default
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(dict.fromkeys(name.decode("latin-1").lower() for name, _ in self._headers))
 
     def __len__(self) -> int:
-        return len(self._values)
+        return sum(1 for _ in self)
 
 
 @dataclass(slots=True)
