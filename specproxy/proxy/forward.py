@@ -28,6 +28,7 @@ from specproxy.proxy.client import RelayResponse
 from specproxy.proxy.dialects import read_facts
 from specproxy.proxy.headers import OWN_PREFIX, Inbound, header_value
 from specproxy.proxy.inbound import ClientRequest
+from specproxy.proxy.later import Later
 from specproxy.proxy.listing import LISTS, askable, merged_list
 from specproxy.proxy.named import Question, asks_about_a_model, home, names_matter, read_question
 from specproxy.proxy.relay import Attempt, HeldBack
@@ -85,6 +86,7 @@ class Forwarder:
         self._router = router
         self._replayer = replayer
         self._tasks = tasks
+        self._later = Later()
 
     async def forward(self, call: Call) -> None:
         """Forward a request and relay its response.
@@ -142,12 +144,14 @@ class Forwarder:
         sole = self._router.sole(facts, among) if pin is None else None
         early = self._begin_early(call, body, *sole) if sole is not None else None
         try:
-            ticket = self._router.route(facts, pin=pin, now=now, among=among)
+            ticket = self._router.route(facts, pin=pin, now=now, among=among, hurry=early is not None)
         except BaseException:
             if early is not None and early.exchange is not None:
                 early.exchange.abort()
             raise
         del facts  # holds the prompt
+        if ticket.unsettled is not None:
+            self._later.add(partial(self._router.settle, ticket))
         if self.capture is not None and not call.inbound.private:
             self.capture(call.target.partition("?")[0], body)
         await self._observed(call, ticket, partial(self._try_lanes, call, ticket, body, early), body)
@@ -183,8 +187,10 @@ class Forwarder:
 
     def _begin_early(self, call: Call, body: bytes, backend: Backend, lane: Lane) -> Attempt:
         """Send a request to the only lane before its kind is worked out: the server starts meanwhile."""
-        attempt = Attempt(call.response, tap=self._tap(call, lane))
-        attempt.begin(partial(backend.open, _unread(call, lane, body, True), lane))
+        attempt = Attempt(call.response, self._later)
+        begun = perf_counter()
+        attempt.exchange = backend.open(_unread(call, lane, body, True), lane, attempt)
+        attempt.tap = self._tap(call, lane, started=begun)
         return attempt
 
     async def _try_lanes(
@@ -242,15 +248,16 @@ class Forwarder:
         """An attempt whose reply is read and explained."""
         return Attempt(
             call.response,
+            self._later,
             tap=self._tap(call, ticket.lane, hold),
             extra=_explain(ticket, perf_counter()),
             hold_errors=hold_errors,
             renamer=renamer,
         )
 
-    def _tap(self, call: Call, lane: Lane, hold: int = 0) -> Tap:
+    def _tap(self, call: Call, lane: Lane, hold: int = 0, started: float | None = None) -> Tap:
         per_event = self._router.tokens_per_event(lane)
-        return Tap(call.dialect, tokens_per_event=per_event, started=perf_counter(), hold=hold)
+        return Tap(call.dialect, tokens_per_event=per_event, started=started or perf_counter(), hold=hold)
 
     def _conclude(
         self, call: Call, ticket: Ticket, attempt: Attempt | None, outcome: Outcome | None, status: int
@@ -259,6 +266,8 @@ class Forwarder:
         now = perf_counter()
         status = call.response.status_sent or status
         tap = attempt.tap if attempt is not None else None
+        if attempt is not None:
+            attempt.read_on()
         reply = tap.finish(now) if tap is not None and call.response.started else None
         if outcome is None:
             if status >= 400 or (reply is not None and reply.error):
@@ -277,7 +286,7 @@ class Forwarder:
             await self._observed(call, ticket, partial(self._try_unread, call, ticket, data, whole))
             return
         backend, lane = self._router.default()
-        attempt = Attempt(call.response)
+        attempt = Attempt(call.response, self._later)
         attempt.begin(partial(backend.open, _unread(call, lane, data, whole), lane))
         try:
             await self._carry(call, attempt, data, whole)

@@ -10,10 +10,13 @@ from time import perf_counter
 from specproxy.adapters.base import Exchange, Headers, ResponseHead, Sink
 from specproxy.errors import BackendError, SpecproxyError
 from specproxy.proxy.client import RelayResponse
+from specproxy.proxy.later import Later
 from specproxy.proxy.rename import Renamer
 from specproxy.proxy.tap import Tap
 
 __all__ = ["Attempt", "HeldBack"]
+
+_MOST_UNREAD = 64 * 1024  # bytes that wait for the tap
 
 
 class HeldBack(Exception):
@@ -27,14 +30,16 @@ class HeldBack(Exception):
 class Attempt:
     """Carries one response from an exchange to the client, in the read callback of the upstream (a `Sink`).
 
-    `tap` sees every byte after it has been written, so that reading it costs the client nothing. `extra` are
-    headers of ours. With `hold_errors` a head with a status of 500 or more is not written: `run` raises.
+    `tap` is told of every byte a few milliseconds after it has been written, by way of `later`: many at a time
+    cost less, and the client nothing. `read_on` tells it at once what it has not seen. `extra` are headers of
+    ours. With `hold_errors` a head with a status of 500 or more is not written: `run` raises.
     `renamer` puts another model name into the reply, which then has no length beforehand.
     """
 
     def __init__(
         self,
         response: RelayResponse,
+        later: Later,
         *,
         tap: Tap | None = None,
         extra: Headers = (),
@@ -45,6 +50,10 @@ class Attempt:
         self.tap = tap
         self.exchange: Exchange | None = None
         self.extra = extra
+        self._later = later
+        self._unread: list[tuple[Sequence[bytes], float]] = []  # what the tap has not seen, and when it came
+        self._unread_bytes = 0
+        self._head: tuple[ResponseHead, float] | None = None  # which the tap has not seen
         self._hold_errors = hold_errors
         self._renamer = renamer
         self._loop = asyncio.get_running_loop()
@@ -90,6 +99,18 @@ class Attempt:
             self.exchange.abort()
             self._conclude(error)
 
+    def read_on(self) -> None:
+        """Tell the tap what it has not seen."""
+        tap, unread = self.tap, self._unread
+        if tap is None:
+            return
+        self._unread, self._unread_bytes = [], 0
+        if self._head is not None:
+            (head, at), self._head = self._head, None
+            tap.head(head.status, head.headers, at)
+        for parts, at in unread:
+            tap.feed(parts, at)
+
     # --- Sink ---
 
     def head(self, head: ResponseHead) -> None:
@@ -100,7 +121,7 @@ class Attempt:
             return
         self.response.start(head if self._renamer is None else self._unmeasured(head), self.extra)
         if self.tap is not None:
-            self._loop.call_soon(self.tap.head, head.status, head.headers, perf_counter())
+            self._head = head, perf_counter()
 
     def data(self, parts: Sequence[bytes]) -> None:
         response = self.response
@@ -108,7 +129,12 @@ class Attempt:
         if passed_on:
             response.body(passed_on)
         if self.tap is not None:
-            self._loop.call_soon(self.tap.feed, parts, perf_counter())
+            if not self._unread:
+                self._later.add(self.read_on)
+            self._unread.append((parts, perf_counter()))
+            self._unread_bytes += sum(map(len, parts))
+            if self._unread_bytes > _MOST_UNREAD:
+                self.read_on()
         if response.client.blocked and not self._blocked:
             assert self.exchange is not None
             self._blocked = True

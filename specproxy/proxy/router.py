@@ -15,13 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from specproxy.adapters.base import Backend, TellsDrafts
-from specproxy.errors import BackendError, LaneUnavailable, RequestError, SpecproxyError
-from specproxy.proxy.load import Load
+from specproxy.errors import BackendError, LaneUnavailable, SpecproxyError
+from specproxy.proxy.decide import decide
+from specproxy.proxy.event_rates import EventRates
+from specproxy.proxy.load import Load, Stay
 from specproxy.proxy.prefixes import PrefixMemory
-from specproxy.proxy.quarantine import Quarantine, held_back
+from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.repeats import RepeatMemory
 from specproxy.proxy.tap import ReplyFacts
-from specproxy.proxy.ticket import Ticket, observation, plain_beside, refusal, safest
+from specproxy.proxy.ticket import Ticket, Unsettled, observation, plain_beside, refusal, safest
 from specproxy.records import (
     Control,
     Decision,
@@ -35,13 +37,11 @@ from specproxy.records import (
     Situation,
     Strategy,
     TempBucket,
-    TimingSource,
     Workload,
 )
 from specproxy.strategies.balance import without_equals
 from specproxy.strategies.base import Policy
 from specproxy.strategies.classify import classify
-from specproxy.strategies.rules import is_asked_for
 
 __all__ = ["UNREAD", "LaneErrorListener", "Listener", "Router"]
 
@@ -52,15 +52,14 @@ LaneErrorListener = Callable[[Lane, BackendError], None]
 
 UNREAD = "unread"  # kind and rule of requests that were passed on without being read
 _PREFILLED = (Outcome.COMPLETE, Outcome.CLIENT_GONE)  # the lane's cache probably holds the prompt now
-_FEW_EVENTS = 5  # a stream shorter than this says little about tokens per event
-_EVENT_RATE = 0.1  # weight of the newest stream in the running mean of tokens per event
 
 
 class Router:
     """Lanes of all backends, the policy that chooses among them, and the listeners that hear what came of it.
 
     `primary` names the backend to which everything goes that is not routed (the first one by default),
-    `aliases` maps further names to models: who asks for one gets the other.
+    `aliases` maps further names to models: who asks for one gets the other. `alone` is what the policy says of
+    the only lane, where that can be told without asking it.
     """
 
     def __init__(
@@ -74,6 +73,7 @@ class Router:
         repeats: RepeatMemory | None = None,
         quarantine: Quarantine | None = None,
         aliases: Mapping[str, str] | None = None,
+        alone: Callable[[Workload, LaneStatus], Decision] | None = None,
     ) -> None:
         self.policy = policy
         self.load = Load()
@@ -82,11 +82,12 @@ class Router:
         self._primary = primary
         self._wall = wall
         self._aliases = dict(aliases or {})
+        self._alone = alone
         self._repeats = repeats or RepeatMemory()
         self._quarantine = quarantine or Quarantine()
         self._prefixes = PrefixMemory()
         self._in_flight: dict[str, int] = {}
-        self._per_event: dict[str, float] = {}
+        self._event_rates = EventRates()
         self._turns: dict[str, int] = {}  # when each lane was last chosen, by a running number
         self._turn = itertools.count(1)
         self._listeners: list[Listener] = []
@@ -137,7 +138,7 @@ class Router:
 
     def tokens_per_event(self, lane: Lane) -> float:
         """Tokens that one content event of this lane's streams has stood for lately."""
-        return self._per_event.get(lane.id, 1.0)
+        return self._event_rates.of(lane.id)
 
     # --- one request ---
 
@@ -157,11 +158,18 @@ class Router:
         return tuple(s for s in fitting if s.lane.target == target)
 
     def route(
-        self, facts: RequestFacts, *, pin: str | None, now: float, among: tuple[LaneStatus, ...] | None = None
+        self,
+        facts: RequestFacts,
+        *,
+        pin: str | None,
+        now: float,
+        among: tuple[LaneStatus, ...] | None = None,
+        hurry: bool = False,
     ) -> Ticket:
         """Decide where a request runs. Every ticket must come back through `finish`.
 
-        `among` are its candidates, where they have been found already.
+        `among` are its candidates, where they have been found already. In a `hurry`, where nothing is to be
+        chosen, what only learning needs is left to `settle`.
 
         Raises:
             RequestError: 400, the pinned strategy does not exist here, or is in quarantine.
@@ -170,43 +178,69 @@ class Router:
         workload = classify(facts)
         request_id = f"{self._run}{next(self._ids):08x}"
         statuses = self.candidates(facts) if among is None else among
+        stay = self.load.enter(now)
+        if hurry and pin is None and self._alone is not None and _is_one_ready(statuses):
+            ticket = self._ticket(facts, self._alone(workload, statuses[0]), statuses, request_id, stay)
+            ticket.unsettled = Unsettled(facts, statuses, self.load.in_flight)
+            return ticket
         target = statuses[0].lane.target if statuses else self.meant(facts.model) or ""
         repeat = self._repeats.add(self._repeats.digest(target, facts.turns))
         blocks = self._prefixes.blocks(facts.turns)
-        stay = self.load.enter(now)
         try:
             if statuses:
                 situation = self._situation(facts, workload, statuses, pin, repeat, request_id, blocks)
-                decision = self._decide(situation, statuses)
+                decision = decide(self.policy, situation, statuses, self._rng)
             else:
                 decision = self._unnamed(workload)
         except SpecproxyError as error:
             self.load.leave(stay, now)
-            self._refused(
-                refusal(
-                    request_id, workload, at=self._wall(), target=target, streamed=facts.stream, error=error
-                )
+            seen = refusal(
+                request_id, workload, at=self._wall(), target=target, streamed=facts.stream, error=error
             )
+            self._refused(seen)
             raise
+        ticket = self._ticket(facts, decision, statuses, request_id, stay)
+        ticket.repeat, ticket.blocks = repeat, blocks
+        return ticket
+
+    def settle(self, ticket: Ticket) -> None:
+        """Take note of a request that was routed in a hurry; does nothing the second time."""
+        left, ticket.unsettled = ticket.unsettled, None
+        if left is None:
+            return
+        facts, lanes = left.facts, left.lanes
+        ticket.repeat = self._repeats.add(self._repeats.digest(lanes[0].lane.target, facts.turns))
+        ticket.blocks = self._prefixes.blocks(facts.turns)
+        situation = self._situation(
+            facts, ticket.workload, lanes, None, ticket.repeat, ticket.id, ticket.blocks, left.in_flight
+        )
+        ticket.decision = decide(self.policy, situation, lanes, self._rng)
+
+    def _ticket(
+        self,
+        facts: RequestFacts,
+        decision: Decision,
+        statuses: tuple[LaneStatus, ...],
+        request_id: str,
+        stay: Stay,
+    ) -> Ticket:
         lane = decision.lane
         self._in_flight[lane.id] = self._in_flight.get(lane.id, 0) + 1
         self._turns[lane.id] = next(self._turn)
         return Ticket(
             id=request_id,
-            workload=workload,
+            workload=decision.workload,
             backend=self._backend_of(lane),
             decision=decision,
             streamed=facts.stream,
             prompt_tokens=facts.prompt_tokens_estimate,
-            started=now,
+            started=stay.since,
             stay=stay,
-            repeat=repeat,
-            blocks=blocks,
             model=facts.model or "",
             formed=facts.output is not OutputForm.FREE,
             loads=any(s.lane.id == lane.id and not s.resident for s in statuses),
             known=bool(statuses),
-            plain=plain_beside(lane, statuses),
+            plain=plain_beside(lane, statuses) if len(statuses) > 1 else None,
         )
 
     def unread(self, *, now: float) -> Ticket:
@@ -233,7 +267,6 @@ class Router:
             prompt_tokens=0,
             started=now,
             stay=self.load.enter(now),
-            repeat=False,
             known=False,
         )
 
@@ -250,7 +283,7 @@ class Router:
 
         Then the request can be on its way before `route` is asked, which will say the same.
         """
-        if len(among) != 1 or among[0].health is not Health.READY:
+        if not _is_one_ready(among):
             return None
         lane = among[0].lane
         plain_sailing = not (
@@ -272,7 +305,7 @@ class Router:
         repeat = self._repeats.knows(self._repeats.digest(statuses[0].lane.target, facts.turns))
         blocks = self._prefixes.blocks(facts.turns)
         situation = self._situation(facts, workload, statuses, pin, repeat, "", blocks)
-        decision = self._decide(situation, statuses)
+        decision = decide(self.policy, situation, statuses, self._rng)
         return dataclasses.replace(decision, repeat=repeat)
 
     def fall_back(self, ticket: Ticket, error: str) -> bool:
@@ -311,6 +344,7 @@ class Router:
         """
         assert not ticket.finished, "a ticket is finished once"
         ticket.finished = True
+        self.settle(ticket)
         self._leave_lane(ticket.lane)
         reply = reply or ReplyFacts()
         drafts = reply.draft_tokens, reply.accepted_tokens
@@ -326,7 +360,7 @@ class Router:
             drafts=drafts,
             concurrency=self.load.leave(ticket.stay, now),
         )
-        self._learn_events(seen, events)
+        self._event_rates.learn(seen, events)
         if outcome in _PREFILLED:
             self._prefixes.note(ticket.lane, ticket.blocks)
         if ticket.known:
@@ -359,6 +393,7 @@ class Router:
         repeat: bool,
         request_id: str,
         blocks: tuple[int, ...],
+        in_flight: int | None = None,
     ) -> Situation:
         hits = self._prefixes.hits(blocks, statuses)
         ready = tuple(s for s in statuses if s.health is Health.READY) or statuses
@@ -368,38 +403,12 @@ class Router:
             at=self._wall(),
             prompt_tokens=facts.prompt_tokens_estimate,
             max_tokens=facts.max_tokens,
-            in_flight=self.load.in_flight,
+            in_flight=self.load.in_flight if in_flight is None else in_flight,
             pin=pin,
             prefix_hits=hits,
             repeat=repeat,
             request_id=request_id,
         )
-
-    def _decide(self, situation: Situation, statuses: Sequence[LaneStatus]) -> Decision:
-        """The policy's choice. Without a ready lane the safest other one is tried: health may lag behind.
-
-        `statuses` are all lanes of the target, those among them that the situation leaves out.
-        """
-        if situation.lanes[0].health is not Health.READY:
-            status = safest(situation.lanes)
-            if status is None:
-                states = ", ".join(f"{s.lane.id} is {s.health}" for s in situation.lanes)
-                raise LaneUnavailable("no lane can take the request now", hint=states)
-            reason = f"no lane is ready, and {status.lane.id} is {status.health}"
-            return Decision(status.lane, situation.workload, "unready", reason)
-        try:
-            return self.policy.choose(situation, self._rng)
-        except LaneUnavailable as error:
-            if situation.pin is None:
-                raise
-            held = held_back(situation.pin, statuses)
-            if held is None and any(is_asked_for(s.lane, situation.pin) for s in statuses):
-                raise  # it is away for now, and worth asking for again
-            raise held or RequestError(error.message, hint=error.hint) from error
-        except Exception:
-            log.exception("the policy failed")
-            status = safest(situation.lanes) or situation.lanes[0]
-            return Decision(status.lane, situation.workload, "policy_failed", "the policy failed; see the log")
 
     def _unnamed(self, workload: Workload) -> Decision:
         """For a model that no lane names: the default lane, whose own answer is the truth."""
@@ -423,11 +432,9 @@ class Router:
         for listener in self._listeners:
             _call(listener, seen, None)
 
-    def _learn_events(self, seen: Observation, events: int) -> None:
-        counted = seen.source in (TimingSource.SERVER, TimingSource.USAGE)
-        if counted and seen.outcome is Outcome.COMPLETE and events >= _FEW_EVENTS:
-            old = self._per_event.get(seen.lane, 1.0)
-            self._per_event[seen.lane] = old + _EVENT_RATE * (seen.output_tokens / events - old)
+
+def _is_one_ready(statuses: Sequence[LaneStatus]) -> bool:
+    return len(statuses) == 1 and statuses[0].health is Health.READY
 
 
 def _call(function: Callable[..., object], *args: object) -> None:

@@ -49,6 +49,7 @@ from specproxy.store import Store, StoreWriter, open_store
 from specproxy.strategies.base import Policy
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.learner import Learner, LearnerSettings
+from specproxy.strategies.rules import alone
 
 __all__ = ["Service"]
 
@@ -93,6 +94,7 @@ class Service:
             primary=self._fleet.primary,
             quarantine=self._quarantine,
             aliases=settings.model_aliases,
+            alone=alone,
         )
         self._replays = ReplayAccount()
         self._replayer = TextReplayer(self.router, self.policy, self._replays, ours=_is_our_server)

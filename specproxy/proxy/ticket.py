@@ -16,20 +16,34 @@ from specproxy.records import (
     LaneStatus,
     Observation,
     Outcome,
+    RequestFacts,
     Workload,
 )
 
-__all__ = ["Ticket", "observation", "plain_beside", "refusal", "safest"]
+__all__ = ["Ticket", "Unsettled", "observation", "plain_beside", "refusal", "safest"]
 
 MAY_TRY = (Health.READY, Health.UNHEALTHY, Health.STARTING)
 
 
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """What a request is remembered by, left for later since nothing had to be chosen.
+
+    `in_flight` is of the moment in which it came.
+    """
+
+    facts: RequestFacts
+    lanes: tuple[LaneStatus, ...]
+    in_flight: int
+
+
 @dataclass(slots=True)
 class Ticket:
-    """A request on its way: what was decided, and what the Observation will need. Holds no prompt text.
+    """A request on its way: what was decided, and what the Observation will need.
 
-    `lane`, `backend` and `decision` change when it falls back to plain. `known` is false for a model that no
-    lane names: such a request goes to the default lane, and nothing is learned from it.
+    Holds no prompt text once it is settled. `lane`, `backend` and `decision` change when it falls back to
+    plain. `known` is false for a model that no lane names: such a request goes to the default lane, and nothing
+    is learned from it.
     """
 
     id: str
@@ -40,7 +54,7 @@ class Ticket:
     prompt_tokens: int
     started: float
     stay: Stay
-    repeat: bool
+    repeat: bool = False
     blocks: tuple[int, ...] = ()  # hashes of the prompt's beginnings
     model: str = ""  # the name that the client asked for
     formed: bool = False  # a form of the answer was asked for
@@ -48,6 +62,7 @@ class Ticket:
     known: bool = True
     plain: LaneStatus | None = None  # where a retry may go
     finished: bool = False
+    unsettled: Unsettled | None = None  # there until `Router.settle`
 
     @property
     def lane(self) -> Lane:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from specproxy.errors import LaneUnavailable
-from specproxy.records import Decision, Health, Lane, LaneStatus, Situation, Strategy
+from specproxy.records import Decision, Health, Lane, LaneStatus, Situation, Strategy, Workload
 
-__all__ = ["HAZARDS", "Narrowed", "apply_rules", "available", "is_asked_for"]
+__all__ = ["HAZARDS", "Narrowed", "alone", "apply_rules", "available", "is_asked_for"]
 
 
 _READY = Health.READY
@@ -70,9 +70,11 @@ def pin(situation: Situation, lanes: Sequence[LaneStatus]) -> Narrowed | None:
 def only(situation: Situation, lanes: Sequence[LaneStatus]) -> Narrowed | None:
     """With one lane there is nothing to choose."""
     del situation
-    if len(lanes) != 1:
-        return None
-    return Narrowed(tuple(lanes), "only", f"{lanes[0].lane.strategy.name} is the only lane that is ready")
+    return Narrowed(tuple(lanes), "only", _only(lanes[0])) if len(lanes) == 1 else None
+
+
+def _only(status: LaneStatus) -> str:
+    return f"{status.lane.strategy.name} is the only lane that is ready"
 
 
 Rule = Callable[[Situation, Sequence[LaneStatus]], Narrowed | None]
@@ -120,6 +122,15 @@ def apply_rules(situation: Situation, lanes: tuple[LaneStatus, ...] | None = Non
             return Decision(narrowed.lanes[0].lane, situation.workload, narrowed.rule, narrowed.reason)
         return narrowed
     return Narrowed(lanes)
+
+
+def alone(workload: Workload, status: LaneStatus) -> Decision:
+    """What `apply_rules` says of a request without a pin where one lane is ready, and there is no other."""
+    if not workload.flags:
+        return Decision(status.lane, workload, "only", _only(status))
+    ruled = apply_rules(Situation(workload, (status,), at=0.0))
+    assert isinstance(ruled, Decision), "one lane is always settled by rule"
+    return ruled
 
 
 def is_asked_for(lane: Lane, pin: str) -> bool:

@@ -25,6 +25,7 @@ from specproxy.records import (
     TimingSource,
     Turn,
 )
+from specproxy.strategies.rules import alone
 from tests.support.proxy import ScriptedPolicy, lane
 
 FACTS = RequestFacts(Dialect.OPENAI_CHAT, model="m", turns=(Turn("user", "hello there"),))
@@ -45,6 +46,50 @@ class Setup:
 
 def backend(name: str, *lanes: Lane) -> FakeBackend:
     return FakeBackend(name, lanes or [lane(name), lane(name, "ngram"), lane(name, "mtp")])
+
+
+# --- in a hurry ----------------------------------------------------------------------------------
+
+
+def test_in_a_hurry_the_only_lane_is_settled_later() -> None:
+    """The policy hears of the request afterwards, as it was when it came, and once; so does the memory."""
+    setup = Setup(backend("a", lane("a")), alone=alone)
+    ticket = setup.router.route(FACTS, pin=None, now=0.0, hurry=True)
+    setup.router.route(FACTS, pin=None, now=0.0, hurry=True)
+    assert (ticket.decision.rule, ticket.repeat, setup.policy.situations) == ("only", False, [])
+    setup.router.settle(ticket)
+    setup.router.settle(ticket)
+    assert [(s.in_flight, s.request_id) for s in setup.policy.situations] == [(1, ticket.id)]
+    assert ticket.unsettled is None
+    assert (ticket.decision.rule, ticket.prompt_tokens) == ("scripted", 2)
+
+
+def test_a_request_is_settled_when_it_ends_at_the_latest() -> None:
+    """So that its Observation has all, and the next one knows it for a repetition."""
+    setup = Setup(backend("a", lane("a")), alone=alone)
+    for _ in range(2):
+        ticket = setup.router.route(FACTS, pin=None, now=0.0, hurry=True)
+        setup.router.finish(ticket, Outcome.COMPLETE, now=1.0)
+    assert [seen.repeat for seen in setup.seen] == [False, True]
+    assert [decision is not None and decision.rule for decision in setup.decisions] == ["scripted"] * 2
+
+
+@pytest.mark.parametrize(
+    ("strategies", "pin", "options"),
+    [
+        (("plain", "ngram"), None, {"alone": alone}),
+        (("plain",), "plain", {"alone": alone}),
+        (("plain",), None, {}),
+    ],
+    ids=["a choice", "a pin", "a policy that wants to be asked"],
+)
+def test_what_the_policy_has_to_say_something_about_is_not_hurried(
+    strategies: tuple[str, ...], pin: str | None, options: dict[str, Any]
+) -> None:
+    """It is asked before anything is sent."""
+    setup = Setup(backend("a", *(lane("a", name) for name in strategies)), **options)
+    ticket = setup.router.route(FACTS, pin=pin, now=0.0, hurry=True)
+    assert (ticket.unsettled, len(setup.policy.situations)) == (None, 1)
 
 
 # --- which lanes ---------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from specproxy.errors import LaneUnavailable
@@ -16,7 +19,8 @@ from specproxy.records import (
     TempBucket,
     Workload,
 )
-from specproxy.strategies.rules import HAZARDS, Narrowed, apply_rules
+from specproxy.strategies.learner import Learner
+from specproxy.strategies.rules import HAZARDS, Narrowed, alone, apply_rules
 
 
 def status(strategy: str, health: Health = Health.READY, name: str | None = None) -> LaneStatus:
@@ -124,3 +128,12 @@ def test_no_ready_lane_says_what_state_they_are_in() -> None:
 def test_without_a_rule_all_ready_lanes_are_left() -> None:
     """Nothing is decided, and no rule is named."""
     assert apply_rules(situation(PLAIN, NGRAM, status("draft", Health.STOPPED))) == Narrowed((PLAIN, NGRAM))
+
+
+@pytest.mark.parametrize("flags", [(), ("thinking",), *((flag,) for flag, _ in HAZARDS)])
+@pytest.mark.parametrize("lane", [PLAIN, MTP], ids=["plain", "mtp"])
+def test_a_lane_alone_is_settled_as_the_learner_settles_it(lane: LaneStatus, flags: tuple[str, ...]) -> None:
+    """Without asking it: the same lane, workload, rule, reason and propensity."""
+    asked = Learner().choose(situation(lane, flags=frozenset(flags)), np.random.default_rng(1))
+    told = alone(asked.workload, lane)
+    assert replace(asked, candidates=()) == told
