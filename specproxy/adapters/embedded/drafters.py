@@ -41,12 +41,15 @@ class ChainedDrafter:
         """Part of the draft was accepted: remember which cells stay valid."""
         raise NotImplementedError
 
-    def feed(self, sequence: Sequence, count: int, *, outputs: int) -> None:
-        """Put the next `count` of the sequence's tokens into the batch."""
+    def feed(self, sequence: Sequence, count: int, *, outputs: int) -> int:
+        """Put the next `count` of the sequence's tokens into the batch; returns where the last one is."""
         raise NotImplementedError
 
-    def chain(self, sequence: Sequence, token: int, row: int, at: int) -> None:
-        """Put the draft's token number `at` into the batch; `row` is the output row before it."""
+    def chain(self, sequence: Sequence, token: int, before: int, at: int) -> int:
+        """Put the draft's token number `at` into the batch; returns where it is.
+
+        `before` is where the token before it was in the last decode.
+        """
         raise NotImplementedError
 
     def forget(self, slot: Slot) -> None:
@@ -86,33 +89,30 @@ class ChainedDrafter:
     def _propose(self, sequences: Seq[Sequence]) -> None:
         batch, context = self.batch, self.context
         batch.clear()
-        for sequence in sequences:
-            self._begin(sequence, self.missing(sequence), outputs=1)
-        live = list(sequences)
+        live = [(sequence, self._begin(sequence, self.missing(sequence), outputs=1)) for sequence in sequences]
         at = 0
         while live:
             context.decode(batch)
             tokens = [int(logits.argmax()) for logits in context.logits(len(live))]
             batch.clear()
             going_on = []
-            for row, (sequence, token) in enumerate(zip(live, tokens, strict=True)):
+            for (sequence, before), token in zip(live, tokens, strict=True):
                 if at < len(sequence.draft):  # drafted by another, to be gone on from
                     token = sequence.draft[at]
                 else:
                     sequence.draft.append(token)
                 if at + 1 < sequence.plan.total:
-                    self.chain(sequence, token, row, at)
-                    going_on.append(sequence)
+                    going_on.append((sequence, self.chain(sequence, token, before, at)))
             live = going_on
             at += 1
 
-    def _begin(self, sequence: Sequence, count: int, *, outputs: int) -> None:
+    def _begin(self, sequence: Sequence, count: int, *, outputs: int) -> int:
         slot = sequence.slot
         if self.name in slot.stale:
             if not self.context.drop(slot.id, self.held(slot)):
                 raise DecodeError(f"the cache of {self.name} cannot be rolled back", 0)
             slot.stale.discard(self.name)
-        self.feed(sequence, count, outputs=outputs)
+        return self.feed(sequence, count, outputs=outputs)
 
 
 class DraftModel(ChainedDrafter):
@@ -124,18 +124,19 @@ class DraftModel(ChainedDrafter):
         """See `ChainedDrafter`."""
         return slot.n_draft
 
-    def feed(self, sequence: Sequence, count: int, *, outputs: int) -> None:
+    def feed(self, sequence: Sequence, count: int, *, outputs: int) -> int:
         """See `ChainedDrafter`."""
         slot = sequence.slot
         tokens = sequence.tokens[slot.n_draft : slot.n_draft + count]
-        self.batch.add(tokens, slot.n_draft, slot.id, outputs=outputs)
+        start, _ = self.batch.add(tokens, slot.n_draft, slot.id, outputs=outputs)
         slot.n_draft += count
+        return start + count - 1
 
-    def chain(self, sequence: Sequence, token: int, row: int, at: int) -> None:  # noqa: ARG002  # the MTP head's need
+    def chain(self, sequence: Sequence, token: int, before: int, at: int) -> int:  # noqa: ARG002  # the MTP head's need
         """See `ChainedDrafter`."""
         slot = sequence.slot
-        self.batch.add([token], slot.n_draft + at, slot.id, outputs=1)
         slot.stale.add(self.name)
+        return self.batch.add([token], slot.n_draft + at, slot.id, outputs=1)[0]
 
     def settle(self, sequence: Sequence, accepted: int) -> None:
         """See `ChainedDrafter`: drafted tokens that were accepted are in the cache, but for the last one."""
@@ -160,21 +161,22 @@ class MtpHead(ChainedDrafter):
         """See `ChainedDrafter`."""
         return slot.n_mtp
 
-    def feed(self, sequence: Sequence, count: int, *, outputs: int) -> None:
+    def feed(self, sequence: Sequence, count: int, *, outputs: int) -> int:
         """See `ChainedDrafter`."""
         slot = sequence.slot
         assert sequence.hidden is not None
         rows = sequence.hidden.take(count)
         tokens = sequence.tokens[slot.n_mtp : slot.n_mtp + count]
-        self.batch.add(tokens, slot.n_mtp, slot.id, outputs=outputs, rows=rows)
+        start, _ = self.batch.add(tokens, slot.n_mtp, slot.id, outputs=outputs, rows=rows)
         slot.n_mtp += count
+        return start + count - 1
 
-    def chain(self, sequence: Sequence, token: int, row: int, at: int) -> None:
+    def chain(self, sequence: Sequence, token: int, before: int, at: int) -> int:
         """See `ChainedDrafter`."""
         slot = sequence.slot
-        hidden = self.context.hidden(row + 1)[row:]
-        self.batch.add([token], slot.n_mtp + at, slot.id, outputs=1, rows=hidden)
         slot.stale.add(self.name)
+        hidden = self.context.hidden(before + 1)[before:]
+        return self.batch.add([token], slot.n_mtp + at, slot.id, outputs=1, rows=hidden)[0]
 
     def settle(self, sequence: Sequence, accepted: int) -> None:
         """See `ChainedDrafter`: nothing drafted stays."""

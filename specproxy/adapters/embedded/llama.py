@@ -441,12 +441,16 @@ class Context:
         rows = self._view(ctypes.cast(pointer, ctypes.c_void_p).value, 1, self.model.n_embd)
         return cast(Floats, rows[0])
 
-    def want_hidden(self, on: bool, *, outputs_only: bool = False) -> None:
-        """Give hidden rows from now on: of every token, or only of those that ask for logits."""
+    def want_hidden(self, on: bool) -> None:
+        """Give hidden rows of every token from now on, or none.
+
+        llama.cpp can be asked for those of tokens with logits alone; but where a decode has others before them,
+        it gave wrong rows then.
+        """
         if on != self._hidden_on:
             if self._hidden_at is None:
                 self._hidden_at = _short(_nextn.llama_get_embeddings_nextn, ctypes.c_void_p, ctypes.c_void_p)
-            _nextn.llama_set_embeddings_nextn(self.handle, on, outputs_only)
+            _nextn.llama_set_embeddings_nextn(self.handle, on, False)
             self._hidden_on = on
 
     def use_head(self, index: int) -> None:

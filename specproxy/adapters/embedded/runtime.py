@@ -147,7 +147,7 @@ class Runtime:
             context = self._context(self.target, options, outputs=self.slots, mtp=True)
         except ModelFileError as error:
             return error.message
-        context.want_hidden(True, outputs_only=True)
+        context.want_hidden(True)
         self.drafters["mtp"] = MtpHead(context, Batch(options.batch, self.target.n_embd))
         return ""
 

@@ -295,8 +295,7 @@ class Scheduler:
                 if sequence.plan.drafter != name:
                     continue
                 sequence.late = missing = drafter.missing(sequence)
-                # behind a prompt in the same decode the MTP head's second guess was seen to be wrong
-                if missing > most or sequence.n_output == 1:
+                if missing > most:
                     budget = options.batch if streams == 1 else options.prefill_share
                     missing -= drafter.catch_up(sequence, keep=1, budget=budget)
                 if missing <= min(room, most) and name in sequence.drafters:
