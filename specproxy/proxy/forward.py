@@ -300,7 +300,7 @@ class Forwarder:
         put = question.about(name) if name != question.name else question
         renamer = Renamer(name, question.name, question.key) if put is not question else None
         request = replace(_unread(call, lane, put.body, True), target=put.target, length=len(put.body))
-        attempt = Attempt(call.response, renamer=renamer)
+        attempt = Attempt(call.response, self._later, renamer=renamer)
         attempt.begin(partial(backend.open, request, lane))
         try:
             await attempt.run()
