@@ -8,8 +8,15 @@ import shutil
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.browser import BROWSER
+
+# A busy machine makes an example slow, not wrong.
+settings.register_profile(
+    "untimed", deadline=None, parent=settings(), suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("untimed")
 
 BIN = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", "")))
 

@@ -241,7 +241,7 @@ def test_a_file_cut_anywhere_is_refused(pair: CalibratedPair, tmp_path_factory: 
         read_facts(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(4, 4000), value=st.binary(min_size=1, max_size=8))
 def test_damage_is_an_error_of_ours_or_harmless(pair: CalibratedPair, at: int, value: bytes) -> None:
     """Whatever bytes stand in the header: facts or a ModelFileError, nothing else, and no endless reading."""
@@ -324,7 +324,7 @@ def facts_of(path: Path, tokens: list[str]) -> ModelFacts:
 
 
 @given(gap=st.integers(-140, 140), changed=st.one_of(st.none(), st.integers(0, 199)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_rule_of_sizes_and_texts(pair: CalibratedPair, gap: int, changed: int | None) -> None:
     """At most 128 tokens more or fewer, and the same text from token 5 to the end of the shorter one."""
     folder = pair.draft.parent

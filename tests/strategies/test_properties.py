@@ -51,7 +51,7 @@ events = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(events, max_size=25), st.integers(0, 2**32 - 1))
 def test_only_ready_lanes_are_chosen(
     history: list[tuple[Workload, list[LaneStatus], float, Outcome, str | None]], seed: int
@@ -151,7 +151,7 @@ def test_simultaneous_observations_may_come_in_any_order(seed: int) -> None:
         assert float(np.ptp(ratios)) <= 0.2 * float(np.log(candidates[0][1])) + 0.002
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(events, min_size=3, max_size=30), st.integers(0, 2**32 - 1))
 def test_a_loaded_learner_decides_alike(
     history: list[tuple[Workload, list[LaneStatus], float, Outcome, str | None]], seed: int

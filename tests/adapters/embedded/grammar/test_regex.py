@@ -33,7 +33,7 @@ PATTERNS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pattern=PATTERNS, texts=st.lists(st.text("abc1é", max_size=7), min_size=20, max_size=20))
 def test_finds_what_python_finds(pattern: str, texts: list[str]) -> None:
     # to Python $ also matches before a last line break, and \w knows all letters
@@ -44,7 +44,7 @@ def test_finds_what_python_finds(pattern: str, texts: list[str]) -> None:
         assert whole.accepts(text) == bool(theirs.fullmatch(text)), text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(a=PATTERNS, b=PATTERNS, texts=st.lists(st.text("abc1", max_size=6), min_size=15, max_size=15))
 def test_automata_combine_as_sets(a: str, b: str, texts: list[str]) -> None:
     left, right = search(a), search(b)

@@ -183,13 +183,13 @@ def nests(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schema=st.recursive(leaves(), nests, max_leaves=8), seed=st.integers(0, 2**32))
 def test_random_schemas_too(schema: Any, seed: int) -> None:
     check(schema, seed, count=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     a=st.decimals(-1000, 1000, places=3),
     b=st.decimals(0, 1000, places=3),
