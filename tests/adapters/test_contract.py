@@ -12,6 +12,7 @@ from specproxy.adapters.base import Backend
 from specproxy.adapters.fake import FakeBackend, FakeExchange, respond
 from specproxy.adapters.http import Endpoint, HttpBackend
 from specproxy.adapters.openai_compat import Deployed
+from specproxy.adapters.running_server import RunningServer
 from specproxy.proxy.deployments import ADAPTERS
 from tests.adapters.contract import BackendContract
 from tests.support.proxy import lane
@@ -86,6 +87,16 @@ class TestHttp(BackendContract):
     async def backend(self) -> AsyncIterator[Backend]:
         async with Upstream(answer) as upstream:
             backend = HttpBackend("http", Endpoint.parse(upstream.url), [lane("http")])
+            await backend.start()
+            yield backend
+            await backend.aclose()
+
+
+class TestRunningServer(BackendContract):
+    @pytest.fixture
+    async def backend(self) -> AsyncIterator[Backend]:
+        async with Upstream(answer) as upstream:
+            backend = RunningServer("running", Endpoint.parse(upstream.url), [lane("running")])
             await backend.start()
             yield backend
             await backend.aclose()

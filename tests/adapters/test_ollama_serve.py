@@ -15,7 +15,7 @@ import pytest
 
 from specproxy.adapters import ollama_serve as module
 from specproxy.adapters.ask import get_json
-from specproxy.adapters.base import ServedModel, TellsDrafts, UpstreamRequest
+from specproxy.adapters.base import Backend, ServedModel, TellsDrafts, UpstreamRequest
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpTransport, fetch
 from specproxy.adapters.managed import ManagedOptions
@@ -25,6 +25,7 @@ from specproxy.adapters.supervise import Backoff
 from specproxy.adapters.weights import Listener
 from specproxy.errors import ConfigError
 from specproxy.records import Dialect, Health, Lane
+from tests.adapters.contract import BackendContract
 from tests.support.model_facts import facts
 
 PLAIN = ServedModel("m:latest", ctx=2048, drafting=False)
@@ -211,6 +212,13 @@ async def asked(backend: ManagedOllama, lane_id: str, path: str) -> Any:
         return (await get_json(transport.open, path))[1]
     finally:
         await transport.aclose()
+
+
+class TestContract(BackendContract):
+    @pytest.fixture
+    async def backend(self, blob: Path, program: Path) -> AsyncIterator[Backend]:
+        async with running(planned(blob, DRAFTING, program=program, strategies=("ngram",))) as backend:
+            yield backend
 
 
 async def test_lanes_load_the_model_and_tell_what_became_of_drafts(blob: Path, program: Path) -> None:

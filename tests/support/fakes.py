@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.upstream import Conn, Upstream
+from tests.support.upstream import Conn, Received, Upstream
 
 __all__ = ["Fake", "fake_llama_server", "fake_ollama", "llama_props", "ollama_model"]
 
@@ -25,19 +25,20 @@ class Fake(Upstream):
 
     async def _answer(self, conn: Conn) -> None:
         while True:
-            seen = await conn.request()
-            method, path, _ = seen.request_line.decode().split(" ")
-            self.asked.append(f"{method} {path}")
-            body = json.loads(seen.body) if seen.body else None
-            self.bodies.append(body)
-            found = self.routes.get(f"{method} {path}", (404, {"error": "no such route"}))
-            found = found(body) if callable(found) else found
-            status, data = found if isinstance(found, tuple) else (200, found)
-            text = json.dumps(data).encode()
-            head = (
-                f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
-            )
-            await conn.send(head.encode() + text)
+            await self.reply(conn, await conn.request())
+
+    async def reply(self, conn: Conn, seen: Received) -> None:
+        """Answer one request."""
+        method, path, _ = seen.request_line.decode().split(" ")
+        self.asked.append(f"{method} {path}")
+        body = json.loads(seen.body) if seen.body else None
+        self.bodies.append(body)
+        found = self.routes.get(f"{method} {path}", (404, {"error": "no such route"}))
+        found = found(body) if callable(found) else found
+        status, data = found if isinstance(found, tuple) else (200, found)
+        text = json.dumps(data).encode()
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+        await conn.send(head.encode() + text)
 
 
 def llama_props(**changes: Any) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import os
 from typing import Any
 
 from tests.support.fakes import Fake
+from tests.support.stub_server import contract
+from tests.support.upstream import Conn
 
 __all__ = ["main"]
 
@@ -19,6 +21,19 @@ ACCEPTANCE = "draft acceptance = 0.75000 (    9 accepted /    12 generated), mea
 
 def say(line: str) -> None:
     print(line, flush=True)
+
+
+class Stub(Fake):
+    """Its routes, and those that the contract checks of backends ask for."""
+
+    async def _answer(self, conn: Conn) -> None:
+        while True:
+            seen = await conn.request()
+            method, path, _ = seen.request_line.decode().split(" ")
+            if f"{method} {path}" in self.routes:
+                await self.reply(conn, seen)
+            elif not await contract(conn, path.encode(), seen.body):
+                return
 
 
 async def main() -> None:
@@ -52,7 +67,7 @@ async def main() -> None:
         "GET /environ": lambda _: dict(os.environ),
         "GET /bodies": lambda _: list(bodies),
     }
-    async with Fake(routes) as server:
+    async with Stub(routes) as server:
         where = f"Listening on 127.0.0.1:{server.port} (version {version})"
         say(f'time=now level=INFO source=routes.go:2008 msg="{where}"')
         await asyncio.Event().wait()

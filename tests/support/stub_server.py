@@ -14,6 +14,8 @@ import sys
 from tests.support.rude import MOODS
 from tests.support.upstream import Conn, Upstream
 
+__all__ = ["contract"]
+
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -41,7 +43,7 @@ class Stub:
                     return
             else:
                 await self.count()
-                if not await self.contract(conn, target, seen.body):
+                if not await contract(conn, target, seen.body):
                     return
 
     async def health(self, conn: Conn) -> None:
@@ -72,32 +74,33 @@ class Stub:
             if self.left < 0:
                 os._exit(3)
 
-    async def contract(self, conn: Conn, target: bytes, body: bytes) -> bool:
-        """Answer one target of `BackendContract`; False ends the connection."""
-        chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-        match target:
-            case b"/parts":
-                await conn.send(chunked + b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
-            case b"/echo":
-                await conn.send(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-            case b"/error":
-                await conn.send(b"HTTP/1.1 500 No\r\nContent-Length: 5\r\n\r\nwrong")
-            case b"/break":
-                await conn.send(chunked + b"4\r\nsome\r\n")
-                conn.close()
-                return False
-            case b"/close":
-                conn.close()
-                return False
-            case b"/wait":
-                await conn.gone()
-            case b"/flood":
-                await conn.send(chunked)
-                while True:
-                    await conn.send(b"1000\r\n" + b"x" * 4096 + b"\r\n")
-            case _:
-                await conn.send(HEAD + b"X-Kind: whole\r\nContent-Length: 5\r\n\r\nwhole")
-        return True
+
+async def contract(conn: Conn, target: bytes, body: bytes) -> bool:
+    """Answer one target of `BackendContract`; False ends the connection."""
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    match target:
+        case b"/parts":
+            await conn.send(chunked + b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
+        case b"/echo":
+            await conn.send(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        case b"/error":
+            await conn.send(b"HTTP/1.1 500 No\r\nContent-Length: 5\r\n\r\nwrong")
+        case b"/break":
+            await conn.send(chunked + b"4\r\nsome\r\n")
+            conn.close()
+            return False
+        case b"/close":
+            conn.close()
+            return False
+        case b"/wait":
+            await conn.gone()
+        case b"/flood":
+            await conn.send(chunked)
+            while True:
+                await conn.send(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+        case _:
+            await conn.send(HEAD + b"X-Kind: whole\r\nContent-Length: 5\r\n\r\nwhole")
+    return True
 
 
 async def main() -> None:
