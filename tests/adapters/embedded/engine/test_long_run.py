@@ -1,0 +1,140 @@
+"""What adds up over days: memory and descriptors, over many requests and loads; and who holds up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import http.client
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import web
+
+from tests.support.calibrated import CalibratedPair
+from tests.support.embedded import GREEDY, request
+
+# isort: split
+from specproxy.adapters.embedded.app import build_app, serve_site
+from specproxy.adapters.embedded.engine import LlamaEngine
+from specproxy.adapters.embedded.options import EngineOptions
+from specproxy.adapters.embedded.types import GenerateRequest
+
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(60)]
+
+GROWTH = 4_000_000  # bytes; what is lost with every request or load is several times that
+
+
+def options(pair: CalibratedPair) -> EngineOptions:
+    return EngineOptions(model=pair.target, draft=pair.draft, context=512, threads=1)
+
+
+async def drain(engine: LlamaEngine, work: GenerateRequest) -> None:
+    async for _ in engine.generate(work):
+        pass
+
+
+async def growth(rounds: Callable[[int], Awaitable[None]], count: int) -> tuple[int, int]:
+    """Bytes and descriptors that `count` rounds add, behind a few that fill what is kept on purpose."""
+    process = psutil.Process()
+
+    async def measured(rounds_: int) -> tuple[int, int]:
+        await rounds(rounds_)
+        gc.collect()
+        return int(process.memory_info().rss), len(os.listdir("/proc/self/fd"))
+
+    before, after = await measured(max(10, count // 4)), await measured(count)
+    return after[0] - before[0], after[1] - before[1]
+
+
+async def test_a_thousand_short_requests_leave_nothing_behind(pair: CalibratedPair) -> None:
+    engine = LlamaEngine(options(pair))
+    await engine.start()
+    grammar = replace(GREEDY, grammar='root ::= (" edit" [0-9]+)+')
+    warm = replace(GREEDY, temperature=1.0, seed=3, repeat_penalty=1.1, dry_multiplier=0.5)
+    strategies = [("mtp", GREEDY), ("draft", warm), ("ngram", grammar), ("auto", GREEDY), ("plain", warm)]
+    made = 0
+
+    async def rounds(count: int) -> None:
+        nonlocal made
+        for _ in range(count):
+            work = []
+            for strategy, sampling in strategies:
+                made += 1
+                words = engine.tokenize(f"number {made} " + pair.marker("edit", made % 32))
+                work.append(request(words, strategy, tokens=3, sampling=sampling))
+            await asyncio.gather(*(drain(engine, each) for each in work))
+
+    memory, descriptors = await growth(rounds, 160)
+    assert made == 1000
+    assert memory < GROWTH
+    assert descriptors == 0
+    await engine.aclose()
+
+
+async def test_loading_again_and_again_leaves_nothing_behind(pair: CalibratedPair) -> None:
+    """Unloading frees weights, caches and contexts of target, draft and head."""
+    engine = LlamaEngine(options(pair))
+    await engine.start()
+    words = engine.tokenize("please " + pair.marker("json"))
+
+    async def rounds(count: int) -> None:
+        for number in range(count):
+            await engine.unload()
+            await drain(engine, request(words, ("mtp", "draft")[number % 2], tokens=4))
+
+    memory, descriptors = await growth(rounds, 40)
+    assert memory < GROWTH
+    assert descriptors == 0
+    await engine.aclose()
+
+
+def post(port: int, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+    """One request from another thread, so that reading its reply is not the loop's work."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=50)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    raw = reply.read()
+    connection.close()
+    return reply.status, raw
+
+
+async def test_no_request_holds_up_the_event_loop_for_20_ms(pair: CalibratedPair) -> None:
+    """Neither long prompts, nor a schema, nor loading, nor streams side by side."""
+    engine = LlamaEngine(replace(options(pair), context=4096))
+    runner = await serve_site(build_app(engine), lambda runner: web.TCPSite(runner, "127.0.0.1", 0))
+    port = runner.addresses[0][1]
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            before = time.thread_time()  # of the loop's thread: other processes do not count
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - before)
+
+    members = {f"member_{i}": {"enum": ["a", "b", i]} for i in range(40)}
+    schema = {"type": "object", "properties": members, "required": list(members)}
+    chat = {"messages": [{"role": "user", "content": "please " + pair.marker("json")}], "max_tokens": 20}
+    work: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "the " * 3000 + pair.marker("code"), "max_tokens": 20, "stream": True}),
+        ("/v1/completions", {"prompt": "the " * 6000, "max_tokens": 2}),  # refused: it does not fit
+        (
+            "/v1/chat/completions",
+            chat | {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+        ),
+        ("/v1/chat/completions", chat | {"stream": True, "logprobs": True, "top_logprobs": 20}),
+        ("/tokenize", {"content": "word " * 4000}),
+    ]
+    await engine.unload()  # the first of them loads it again
+    watcher = asyncio.create_task(watch())
+    replies = await asyncio.gather(*(asyncio.to_thread(post, port, path, body) for path, body in work))
+    watcher.cancel()
+    assert [status for status, _ in replies] == [200, 400, 200, 200, 200], replies
+    assert longest < 0.02
+    await runner.cleanup()
