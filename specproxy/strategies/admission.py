@@ -13,10 +13,11 @@ from specproxy.records import Control
 from specproxy.strategies.gate import Ledger
 from specproxy.strategies.pricing import Pricing, View
 from specproxy.strategies.settings import LearnerSettings
-from specproxy.strategies.target import TargetModel
+from specproxy.strategies.target import NEVER, TargetModel
 
 __all__ = ["admit", "due_for_test"]
 
+_FIRST_TRIES = 2
 _PAY_BACK = 10.0  # requests within which a lane that gains for sure may make up for earlier losses
 _CLEAR_RATIO = math.exp(0.02)  # a lane within two percent of plain is not worth the word "loses"
 
@@ -50,8 +51,9 @@ def due_for_test(
 ) -> View | None:
     """A lane that is out of use on this workload and should be tried again, on this request; None mostly.
 
-    Tests of all lanes together may cost `retest_share` of plain's time, and are made on requests that are
-    expected to be no longer than usual. Plain is tested as well: it is what all others are held against.
+    Tests of all lanes together may cost `retest_share` of plain's time; `retest_first` times that after the
+    first tries of a lane, halved by every test that it loses too. They are made on requests that are expected
+    to be no longer than usual. Plain is tested as well: it is what all others are held against.
     """
     if pricing.request_s > ledger.mean_plain_s(pricing.request_s):
         return None
@@ -63,10 +65,13 @@ def due_for_test(
         if view is leader or view.load_s > 0.0:
             continue
         cost = view.central - best
-        saved = plain_share if view is plain else share
-        if not 0.0 < cost <= now * saved or (view is not plain and view.loss_s > room):
+        most = plain_share if view is plain else share * settings.retest_first
+        if not 0.0 < cost <= now * most or (view is not plain and view.loss_s > room):
             continue
-        if (now - model.tested.get((pricing.workload, view.slot.key), 0.0)) * saved >= cost:
+        last = model.tested.get((pricing.workload, view.slot.key), NEVER)
+        if view is not plain:  # first tries may have been unlucky; what was confirmed again and again was not
+            most = max(most * 0.5 ** max(last.lost - _FIRST_TRIES, 0), share)
+        if (now - last.plain_s) * most >= cost:
             return view
     return None
 

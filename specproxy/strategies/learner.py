@@ -229,6 +229,7 @@ class Learner:
         flattered = observation.repeat and "ngram" in observation.strategy
         outlier = False
         if not flattered and not observation.load_s:
+            self._age(model, observation, key)
             log_ratio, outlier = model.speed.learn(observation)
             if log_ratio is not None:
                 self._watch(model, observation, log_ratio)
@@ -281,6 +282,16 @@ class Learner:
         for model in self._targets.values():
             model.speed.forget_priors()
 
+    def _age(self, model: TargetModel, seen: Observation, key: str) -> None:
+        """Make what a lane showed long ago as old as it is, now that there is something newer to believe."""
+        ledger = model.ledger(seen.workload.key)
+        before = model.tested.get((seen.workload.key, key))
+        if before is None or seen.strategy == "plain" or not ledger.plain_s:
+            return
+        since = (ledger.plain_s - before.plain_s) / ledger.plain_s * ledger.requests - 1.0
+        if since >= 1.0:
+            model.speed.arm(key, seen.strategy).age(cell_of(seen.workload), since)
+
     def _watch(self, model: TargetModel, seen: Observation, log_ratio: float) -> None:
         """Pass time and acceptance to the drift monitor; an alarm makes the lane start over."""
         arm = arm_key(seen.fingerprint, seen.strategy)
@@ -311,7 +322,7 @@ class Learner:
         ledger.finish(loss, plain_s, credit)
         model.pool.finish(loss + seen.load_s, plain_s, credit * len(model.ledgers))
         model.curve.note(seen.decode_s + prefill_s + seen.load_s, plain_s)
-        model.tested[workload, key] = ledger.plain_s
+        model.note_run(workload, key, ledger.plain_s, lost=loss > 0.0)
 
     # --- state -----------------------------------------------------------------------------------
 

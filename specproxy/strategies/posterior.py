@@ -261,6 +261,16 @@ class Arm:
         self.known.clear()
         self._asked.clear()
 
+    def age(self, cell: Cell, requests: float) -> None:
+        """Forget of a cell what so many requests make old that ran elsewhere; replays, which went on, stay."""
+        leaf = self._leaves.get(cell[0], {}).get(cell[1])
+        if leaf is not None and leaf.n:
+            keep = 0.5 ** (requests / self.half_life)
+            leaf.precision *= keep
+            leaf.weighted *= keep
+            leaf.n *= keep
+            self._send_up(cell[0])
+
     def discount(self, factor: float, kind: str | None = None) -> None:
         """Keep only this share (0 to 1) of the evidence, of one kind or of all, after a change."""
         for name, leaves in self._leaves.items():

@@ -24,6 +24,8 @@ class LearnerSettings:
             be slower there: what their steps take is better found out where they should win.
         proven: standard deviations by which a lane must lose to be disabled on a workload.
         retest_share: share of plain's time that may be spent on testing lanes that are out of use.
+        retest_first: how many times that share may be spent on a lane that has lost its first tries only; it
+            halves with every test that the lane loses.
         half_life: requests of a cell after which their weight has halved.
         hysteresis: a reload must save this many times what it costs.
         optimism: standard deviations below the mean at which loads look at lanes.
@@ -41,6 +43,7 @@ class LearnerSettings:
     show_first: float = 10.0
     proven: float = 2.33
     retest_share: float = 0.002
+    retest_first: float = 4.0
     half_life: float = 200.0
     hysteresis: float = 1.2
     optimism: float = 0.8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from specproxy.records import Lane
 from specproxy.strategies.approx import REPLAY_SOURCES, Calibration
@@ -17,14 +17,24 @@ from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.speed import SpeedModel
 from specproxy.strategies.switching import Traffic
 
-__all__ = ["TargetModel"]
+__all__ = ["NEVER", "LastRun", "TargetModel"]
+
+
+class LastRun(NamedTuple):
+    """When an arm last ran on a workload, by the ledger's plain time, and how many runs in a row had lost."""
+
+    plain_s: float
+    lost: int = 0
+
+
+NEVER = LastRun(0.0)
 
 
 @dataclass(slots=True)
 class TargetModel:
     """Learned state of one target.
 
-    `tested` maps (workload, arm) to the ledger's plain time when the arm last ran on it. `pool` is the account
+    `tested` maps (workload, arm) to the arm's last run on it. `pool` is the account
     of all workloads together, which pays for loads. `movable` are the lanes of each backend under reload
     control that the last decision saw, `fixed` the others; `worth` is what `switching.future_costs` found for
     the former. `fits` say by arm and source how far approximate replays are to be believed.
@@ -35,13 +45,18 @@ class TargetModel:
     prefill: Prefill = field(default_factory=Prefill)
     traffic: Traffic = field(default_factory=Traffic)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
-    tested: dict[tuple[str, str], float] = field(default_factory=dict)
+    tested: dict[tuple[str, str], LastRun] = field(default_factory=dict)
     pool: Ledger = field(default_factory=Ledger)
     curve: Curve = field(default_factory=Curve)
     movable: dict[str, tuple[Lane, ...]] = field(default_factory=dict)
     fixed: tuple[Lane, ...] = ()
     worth: dict[str, float] = field(default_factory=dict)
     fits: dict[tuple[str, str], Calibration] = field(default_factory=dict)
+
+    def note_run(self, workload: str, arm: str, plain_s: float, *, lost: bool) -> None:
+        """An arm ran on a workload whose ledger stands at `plain_s`, and was slower than plain or not."""
+        before = self.tested.get((workload, arm), NEVER).lost
+        self.tested[workload, arm] = LastRun(plain_s, before + 1 if lost else 0)
 
     @classmethod
     def new(cls, settings: LearnerSettings, facts: Mapping[str, LaneFacts]) -> TargetModel:
@@ -69,7 +84,7 @@ class TargetModel:
             "prefill": self.prefill.dump(),
             "traffic": self.traffic.dump(),
             "ledgers": {key: ledger.dump() for key, ledger in self.ledgers.items()},
-            "tested": [[*key, plain_s] for key, plain_s in self.tested.items()],
+            "tested": [[*key, *last] for key, last in self.tested.items()],
             "pool": self.pool.dump(),
             "curve": self.curve.dump(),
             "worth": dict(self.worth),
@@ -83,7 +98,10 @@ class TargetModel:
         self.prefill.restore(state["prefill"])
         self.traffic.restore(state["traffic"])
         self.ledgers = {key: Ledger.restored(entry) for key, entry in state["ledgers"].items()}
-        self.tested = {(str(w), str(a)): float(plain_s) for w, a, plain_s in state["tested"]}
+        self.tested = {
+            (str(w), str(a)): LastRun(float(plain_s), *map(int, lost))
+            for w, a, plain_s, *lost in state["tested"]
+        }
         self.pool = Ledger.restored(state["pool"])
         self.curve = Curve.restored(state["curve"])
         self.worth = {str(lane): float(seconds) for lane, seconds in state["worth"].items()}

@@ -105,3 +105,20 @@ def test_a_discount_keeps_the_mean_and_loses_the_certainty() -> None:
     arm.discount(0.0)
     assert arm.belief(CELLS[0], 0.0).mean == pytest.approx(0.0)
     assert arm.evidence == 0.0
+
+
+def test_age_forgets_live_evidence_only() -> None:
+    """Half a half-life's requests elsewhere leave less of what ran here, and all of what was replayed."""
+    arm = Arm(Scales(), half_life=100.0)
+    cell = CELLS[0]
+    for _ in range(4):
+        arm.learn(cell, 0.0, 1.0, 0.01, 100.0)
+        arm.learn_replay(cell, 0.0, 1.0, 0.3, 0.01, 100.0)
+    before = arm.belief(cell, 0.0)
+    arm.age(cell, 100.0)
+    after = arm.belief(cell, 0.0)
+    assert after.n == pytest.approx(before.n / 2)
+    assert after.replayed == before.replayed
+    assert after.variance > before.variance
+    arm.age(("unseen", "cool"), 100.0)
+    assert arm.belief(cell, 0.0) == after
