@@ -414,12 +414,12 @@ class Scheduler:
             self._emit(sequence.sink, event)
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
-        if sequence.hidden is not None and sequence.hidden.n > FEW_ROWS:
-            self._in_step(sequence)  # or the next turn would have to go through the text again
         event, end = sequence.finish(reason)
         if event is not None:
             self._emit(sequence.sink, event)
         self._emit(sequence.sink, end)
+        if sequence.hidden is not None and sequence.hidden.n > FEW_ROWS:
+            self._in_step(sequence)  # or the next turn would have to go through the text again; nobody waits
         self._leave(sequence)
 
     def _abandon(self, sequence: Sequence, error: SpecproxyError) -> None:
