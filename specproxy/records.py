@@ -429,7 +429,8 @@ class EnginePriors:
 class DrafterReport:
     """What one drafter did within a request; positions and match lengths as in EnginePriors.
 
-    `by_match` counts every copy whose fate a step has shown, whether it was drafted or not. `levels` are the
+    `by_match` counts every copied token whose fate a step has shown, whether it was drafted or not, by the
+    length of the match before it, which every right token makes longer. `levels` are the
     guesses by how likely they were to be right, as `auto` saw it (the engine's own scale): text that changes
     its nature has several.
     """

@@ -9,27 +9,47 @@ has to be tried, where what may be found is worth it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from typing import NamedTuple
 
 from specproxy.adapters.embedded.acceptance import Acceptance
 from specproxy.adapters.embedded.controller import PLAIN, Plan, StepOutcome, StepView
 from specproxy.adapters.embedded.costs import StepCosts
-from specproxy.adapters.embedded.regimes import LEVELS, Regimes
+from specproxy.adapters.embedded.regimes import HOPELESS, LEVELS, Regimes
 from specproxy.records import EnginePriors
 
 __all__ = ["AutoController"]
 
 PRIOR = {"mtp": 0.65, "draft": 0.65}  # first guess's chance of being right
-COPIES = tuple(min(0.95, 0.45 + 0.07 * i) for i in range(16))  # a copied token's, by length of the match
-FORCED = (0.7, 0.95)  # the last token of a forced run, which the model may spell otherwise; those before it
+BANDS = (0, 1, 2, 3, 4, 4, 5, 5, 5, 6)  # of matches, by how much longer they are than the shortest
+COPIES = (0.45, 0.52, 0.59, 0.66, 0.78, 0.9, 0.96)  # a copied token's, by the band of its match
+# Of a token in a forced run: the last, which the model may join with what comes behind; those before it; the
+# first one; the first one behind one that was spelt otherwise, in the middle of a word.
+LAST, INSIDE, FIRST, BROKEN = range(4)
+FORCED = (0.7, 0.95, 0.8, 0.4)
 IDLE_MEMORY = 0.995  # what remains of counts of copies after a step
-STAY = 1.015  # times as good another plan has to be; the cost curve is a staircase
-HORIZON = 1.5  # steps for which what a trial finds is believed to hold
-PATIENCE = 10.0  # steps over which the cost of catching up is spread: it is paid once
+STAY = 1.02  # times as good another plan has to be; the cost curve is a staircase
+HORIZON = 1.0  # steps for which what a trial finds is believed to hold
+PATIENCE = 6.0  # steps over which the cost of catching up is spread: it is paid once
 FIRST_TRIAL, LAST_TRIAL = 48, 512  # steps between trials of a drafter for which nothing speaks
-HOPELESS = 0.08  # chance of a draft's next token below which longer drafts are not looked at
+
+
+class _Option(NamedTuple):
+    """A plan, and the tokens a second of the whole batch that it would give."""
+
+    rate: float
+    name: str = "plain"
+    length: int = 0
+    lead: str = ""
+    lead_length: int = 0
+    tokens: float = 1.0
+
+    @property
+    def plan(self) -> Plan:
+        """To be done."""
+        _, name, length, lead, lead_length, tokens = self
+        return Plan(name, length, lead, lead_length, expected=tokens) if length else PLAIN
 
 
 @dataclass(slots=True)
@@ -57,25 +77,27 @@ class AutoController:
         self._guesses = {
             name: Regimes(first, given.get(name, ()), levels.get(name, ())) for name, first in PRIOR.items()
         }
-        self._copies = Acceptance(COPIES, priors.match_acceptance if priors is not None else ())
+        self._copies = Acceptance(COPIES, _by_band(priors.match_acceptance if priors is not None else ()))
         self._forced = Acceptance(FORCED)
+        self._starts = FIRST  # what the first token of the next forced run is
         self._trials = {name: _Trial(FIRST_TRIAL) for name in PRIOR}
         self._kept: dict[str, tuple[tuple[float, ...], list[float]]] = {}
         self._last = PLAIN
         self._view: StepView | None = None
+        self._asked = True  # whether the step to be learnt from was planned here
 
     def plan(self, view: StepView) -> Plan:
         """See `Controller`."""
-        self._view = view
+        self._view, self._asked = view, True
         if view.streams == 1 and not self.costs.knows_plain:
             return PLAIN
-        rates = dict(self._rates(view))
-        best = max(rates, key=lambda plan: rates[plan])
-        if (trial := self._due(view, rates, rates[best])) is not None:
-            return trial
-        if best != self._last and rates[best] < STAY * rates.get(self._last, 0.0):
-            return next(plan for plan in rates if plan == self._last)  # with what it is expected to give now
-        return best
+        options, last = self._options(view)
+        best = max(options)
+        if (trial := self._due(view, options, best.rate)) is not None:
+            return trial.plan
+        if last is not None and best.rate < STAY * last.rate:
+            return last.plan  # with what it is expected to give now
+        return best.plan
 
     def learn(self, outcome: StepOutcome) -> None:
         """See `Controller`."""
@@ -87,13 +109,19 @@ class AutoController:
             self._guessed(used, outcome)
         self._copies.fade(IDLE_MEMORY)
         if outcome.copied:
-            key = outcome.match_length - self._shortest
-            tried = min(outcome.copied, outcome.agreed + 1)  # what comes after a wrong token shows nothing
-            self._copies.add(key, outcome.agreed, tried)
-        for place in range(min(outcome.shown, outcome.followed + 1)):
-            self._forced.add(_place(place, outcome.forced), place < outcome.followed, 1)
-        if outcome.plan == PLAIN or outcome.proposed == outcome.plan.total:  # not what the text's end cut short
+            longer = outcome.match_length - self._shortest  # by every token that was right
+            for i in range(min(outcome.copied, outcome.agreed + 1)):  # behind a wrong token nothing shows
+                self._copies.add(_band(longer + i), i < outcome.agreed, 1)
+        for i in range(min(outcome.shown, outcome.followed + 1)):
+            self._forced.add(self._place(i, outcome.forced), i < outcome.followed, 1)
+        if outcome.followed < outcome.shown:
+            self._starts = BROKEN
+        else:
+            self._starts = INSIDE if outcome.shown < outcome.forced else FIRST
+        whole = outcome.plan == PLAIN or outcome.proposed == outcome.plan.total
+        if whole and self._asked:  # not what the text's end cut short
             self._last = outcome.plan
+        self._asked = False
 
     def levels(self) -> dict[str, tuple[float, ...]]:
         """See `Controller`."""
@@ -104,16 +132,16 @@ class AutoController:
         view = self._view
         if view is None or self._last.length:
             return ""
-        rates = dict(self._rates(replace(view, room=max(view.room, 2))))
-        plain = rates.pop(PLAIN)
+        view = replace(view, room=max(view.room, 2))
+        (plain, *options), _ = self._options(view)
         reasons = []
         for name in view.ready:
-            best = max((rate for plan, rate in rates.items() if plan.drafter == name), default=None)
+            best = max((option.rate for option in options if option.name == name), default=None)
             if best is None:
                 reasons.append(f"{name} finds nothing to copy")
                 continue
-            chance = next(iter(self._chances(name, view)))
-            reasons.append(f"{name} would give {best / plain:.2f} of plain's speed ({chance:.0%} right)")
+            right = self._rights(name, 1, view)[0]
+            reasons.append(f"{name} would give {best / plain.rate:.2f} of plain's speed ({right:.0%} right)")
         return "; ".join(reasons)
 
     def _guessed(self, name: str, outcome: StepOutcome) -> None:
@@ -127,96 +155,127 @@ class AutoController:
         trial.since = 0
         trial.wait = FIRST_TRIAL if self._last.drafter == name else min(LAST_TRIAL, 2 * trial.wait)
 
-    def _due(self, view: StepView, rates: dict[Plan, float], best: float) -> Plan | None:
+    def _due(self, view: StepView, options: Sequence[_Option], best: float) -> _Option | None:
         """A drafter that is to be tried: what may be found is worth more than the trial costs.
 
         What may be found is how much faster the drafter would be at each level of its chance, for as long as a
         level holds. Where even the highest would not pay, as on a fast model, nothing is ever tried; where the
         learner was sure that nothing is to be found, seldom.
         """
-        for name in view.ready:
-            trial = self._trials.get(name)
-            if trial is None or self._last.drafter == name:
+        for own in options:
+            name = own.name
+            if name not in self._trials or own.lead or self._last.drafter == name:
                 continue
-            own = [(rate, plan) for plan, rate in rates.items() if plan.drafter == name and not plan.lead]
-            if not own:
-                continue
-            weights, speeds = self._guesses[name].weights(), self._speeds(name, view)
-            gain = sum(
-                weight * max(0.0, speed / best - STAY) for weight, speed in zip(weights, speeds, strict=True)
-            )
-            rate, plan = max(own, key=lambda pair: pair[0])
-            if gain * HORIZON > 1 - rate / best or (gain > 0 and trial.since >= trial.wait):
-                return plan
+            least, gain = STAY * best, 0.0
+            for weight, speed in zip(self._guesses[name].weights(), self._speeds(name, view), strict=True):
+                if speed > least:
+                    gain += weight * (speed - least)
+            trial = self._trials[name]
+            if gain * HORIZON > best - own.rate or (gain > 0 and trial.since >= trial.wait):
+                return own
         return None
 
     def _speeds(self, name: str, view: StepView) -> list[float]:
         """Of a drafter at each level of its chance, the best length each; looked at now and then."""
         kept = self._kept.get(name)
-        key = (*_others(view), view.context >> 7, min(view.room, view.limits[name]))
+        most = min(view.room, view.limits[name])
+        key = (*_others(view), view.context >> 7, most)
         if kept is None or kept[0] != key:
-            speeds = [
-                max(rate for _, rate in self._lengths(view, name, self._at_level(name, level, view)))
-                for level in range(len(LEVELS))
-            ]
+            rights = [self._guesses[name].rights(most, level) for level in range(len(LEVELS))]
+            speeds = [self._lengths(view, name, each)[0].rate for each in rights]
             kept = self._kept[name] = (key, speeds)
         return kept[1]
 
-    def _at_level(self, name: str, level: int, view: StepView) -> Iterator[float]:
-        return islice(self._guesses[name].chances(level), view.limits[name])
+    def _options(self, view: StepView) -> tuple[list[_Option], _Option | None]:
+        """Plain, and of everything else that could be done the best length each; and what was done last.
 
-    def _rates(self, view: StepView) -> Iterator[tuple[Plan, float]]:
-        """Tokens a second of the whole batch for everything that could be done."""
+        The latter is None where it is the best of its kind, or cannot be done now.
+        """
         others, tokens = _others(view)
-        yield PLAIN, (tokens + 1) / self.costs.verify(others + 1, view.context)
+        steps = self.costs.steps(view.context, others + 1)
+        plain = _Option((tokens + 1) / (steps[others + 1] + self.costs.beside(drafting=False)))
+        options, last = [plain], None if self._last.length else plain
         leads = []
         for name, most in (("forced", view.forced), ("ngram", view.limits.get("ngram", 0))):
-            if (name == "ngram" and (name not in view.ready or not view.match_length)) or not most:
+            most = min(most, view.room)
+            if most < 1 or (name == "ngram" and (name not in view.ready or not view.match_length)):
                 continue
-            rates = list(self._lengths(view, name, islice(self._chances(name, view), most)))
-            yield from rates
-            if rates:
-                leads.append(max(rates, key=lambda pair: pair[1])[0])
+            rights = self._rights(name, most, view)
+            best, same = self._lengths(view, name, rights)
+            leads.append((best, rights))
+            options.append(best)
+            last = same or last
         for name in view.ready:
-            if name not in self._guesses:
+            if name not in self._guesses or not (most := min(view.room, view.limits[name])):
                 continue
-            chances = islice(self._chances(name, view), view.limits[name])
-            yield from self._lengths(view, name, chances)
-            for lead in leads:
-                chances = islice(self._chances(name, view), view.limits[name])
-                yield from self._lengths(view, name, chances, lead)
+            rights = self._rights(name, most, view)
+            best, same = self._lengths(view, name, rights)
+            options.append(best)
+            last = same or last
+            for lead, before in leads:
+                if view.room > lead.length:
+                    best, same = self._lengths(view, name, rights, lead, before)
+                    options.append(best)
+                    last = same or last
+        return options, last
 
     def _lengths(
-        self, view: StepView, name: str, chances: Iterator[float], lead: Plan = PLAIN
-    ) -> Iterator[tuple[Plan, float]]:
-        """Plans of all lengths of one drafter, behind the lead's tokens if there are any."""
-        costs = self.costs
-        others, other_tokens = _others(view)
-        right, tokens, first = 1.0, 1.0, lead.length
-        if first:
-            for chance in islice(self._chances(lead.drafter, view), first):
-                right *= chance
-                tokens += right
+        self,
+        view: StepView,
+        name: str,
+        rights: Sequence[float],
+        lead: _Option | None = None,
+        before: Sequence[float] = (),
+    ) -> tuple[_Option, _Option | None]:
+        """The best length of one drafter, behind the lead's tokens if there are any, and the last step's."""
+        costs, last = self.costs, self._last
+        others, others_tokens = _others(view)
+        first = 0 if lead is None else lead.length
+        reached = before[first - 1] if first else 1.0
+        tokens = 1.0 + sum(before[:first])
+        most = min(len(rights), view.room - first)
+        steps = costs.steps(view.context, others + 1 + first + most)
         guess = costs.guess(name)
-        late = costs.catch_up(name, view.late.get(name, 1)) / PATIENCE
-        for length in range(1, view.room - first + 1):
-            chance = next(chances, 0.0)
-            if not chance or right < HOPELESS:
-                return
-            right *= chance
-            tokens += right
-            seconds = costs.verify(others + 1 + first + length, view.context) + (first + length) * guess + late
-            plan = Plan(name, length, lead.drafter if first else "", first, expected=tokens)
-            yield plan, (other_tokens + tokens) / seconds
+        seconds = costs.catch_up(name, view.late.get(name, 1)) / PATIENCE + first * guess
+        seconds += costs.beside(drafting=True)
+        same = 0
+        if last.drafter == name and last.lead_length == first and (lead is None or last.lead == lead.name):
+            same = last.length
+        best_rate = best_tokens = kept_rate = kept_tokens = 0.0
+        best_length, at = 0, others + 1 + first
+        for length in range(1, most + 1):
+            tokens += reached * rights[length - 1]
+            seconds += guess
+            rate = (others_tokens + tokens) / (steps[at + length] + seconds)
+            if rate > best_rate:
+                best_rate, best_tokens, best_length = rate, tokens, length
+            if length == same:
+                kept_rate, kept_tokens = rate, tokens
+        leading = "" if lead is None else lead.name
+        best = _Option(best_rate, name, best_length, leading, first, best_tokens)
+        kept = _Option(kept_rate, name, same, leading, first, kept_tokens) if kept_rate else None
+        return best, kept
 
-    def _chances(self, name: str, view: StepView) -> Iterator[float]:
-        """That each further token of a draft is right, if those before it are."""
-        if name == "forced":
-            places = (_place(i, view.forced) for i in range(view.forced))
-            return (self._forced.chance(place) for place in places)
-        if name == "ngram":
-            return repeat(self._copies.chance(max(0, view.match_length - self._shortest)))
-        return self._guesses[name].chances()
+    def _rights(self, name: str, most: int, view: StepView) -> list[float]:
+        """Chances that a draft is right up to each of its tokens, as far as it is worth looking."""
+        if name in self._guesses:
+            return self._guesses[name].rights(most)
+        rights, right = [], 1.0
+        for i in range(most):
+            if name == "forced":
+                right *= self._forced.chance(self._place(i, view.forced))
+            else:
+                right *= self._copies.chance(_band(view.match_length - self._shortest + i))
+            rights.append(right)
+            if right < HOPELESS:
+                break
+        return rights
+
+    def _place(self, index: int, run: int) -> int:
+        """Key of a token in a forced run."""
+        if index == 0 and self._starts == BROKEN:
+            return BROKEN
+        return LAST if index == run - 1 else self._starts if index == 0 else INSIDE
 
 
 def _others(view: StepView) -> tuple[int, float]:
@@ -225,6 +284,15 @@ def _others(view: StepView) -> tuple[int, float]:
     return width, view.streams - 1 if view.others_tokens is None else view.others_tokens
 
 
-def _place(index: int, run: int) -> int:
-    """Key of a token in a forced run: its last one, or one before it."""
-    return 0 if index == run - 1 else 1
+def _band(longer: int) -> int:
+    """Of a match that is so many tokens longer than the shortest."""
+    return BANDS[longer] if longer < len(BANDS) else BANDS[-1]
+
+
+def _by_band(known: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Counts by the length of the match as counts by band."""
+    counts = [(0.0, 0.0)] * len(COPIES)
+    for longer, (accepted, tried) in enumerate(known):
+        before = counts[_band(longer)]
+        counts[_band(longer)] = (before[0] + accepted, before[1] + tried)
+    return counts

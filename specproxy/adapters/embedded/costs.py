@@ -22,7 +22,11 @@ OUTLIER = 3.0  # times the mean: a step that was interrupted by something else
 KNOWN = 10  # measurements behind a mean that was read from a file, at most
 LATE = 8  # tokens to catch up with that make a drafter's time say nothing about a guess
 FAR = 256  # tokens of context below which a step says nothing about their cost
+STALE = 100  # decodes after which a mean gives way to a measurement faster: the machine's speed changes
+MOST_RATE = 0.5  # of a measurement in a mean, at most
 SLOPE_RATE = 0.05
+NEAR = 7  # bits of a context's length that make no difference to a choice
+FRESH = 16  # decodes for which what was looked up is good
 STEEPEST = 1e-2  # of a plain step, for each token of context
 
 
@@ -32,13 +36,16 @@ class Mean:
 
     value: float = 0.0
     n: int = 0
+    at: int = 0  # decodes when it was measured last
 
-    def add(self, sample: float) -> None:
-        """Count a measurement."""
+    def add(self, sample: float, now: int = 0) -> None:
+        """Count a measurement, made after `now` decodes."""
         if self.n and sample > OUTLIER * self.value:
             sample = OUTLIER * self.value
         self.n += 1
-        self.value += max(RATE, 1 / self.n) * (sample - self.value)
+        stale = min(MOST_RATE, (now - self.at) / STALE)
+        self.value += max(RATE, stale, 1 / self.n) * (sample - self.value)
+        self.at = now
 
     def shrunk(self, expected: float) -> float:
         """The mean, held back towards what was expected while there is little evidence."""
@@ -60,19 +67,36 @@ class StepCosts:
         self._guesses: dict[str, Mean] = {}
         self._slope = slope  # for widths that were not seen far into a context
         self._slopes: dict[int, float] = {}
+        self._rows: dict[int, list[float]] = {}  # kept for `steps`
+        self._fresh = 0  # decodes until they are looked up again
+        self._decodes = 0
+        self._beside = {False: Mean(), True: Mean()}  # in a step without and with a draft
 
     def decoded(self, width: int, seconds: float, context: int = 0) -> None:
         """Take in a decode of `width` tokens in all, by sequences with `context` tokens on average."""
+        self._decodes += 1
+        self._fresh -= 1
+        if self._fresh < 0 or not self.knows_plain:
+            self._rows.clear()
+            self._fresh = min(len(self._widths), FRESH)
         if self.knows_plain and width in self._widths and context >= FAR:
             self._steepen(width, seconds, context)
             return
         expected = self._unit * self._steepness(width) * context if self.knows_plain else 0.0
-        self._widths.setdefault(width, Mean()).add(max(seconds - expected, 0.3 * seconds))
+        self._widths.setdefault(width, Mean()).add(max(seconds - expected, 0.3 * seconds), self._decodes)
 
     def guessed(self, drafter: str, count: int, seconds: float, late: int = 0) -> None:
         """Take in `count` guesses; `late` is how many tokens the drafter had to catch up with before."""
         if count and late <= LATE:
-            self._guesses.setdefault(drafter, Mean()).add(seconds / count)
+            self._guesses.setdefault(drafter, Mean()).add(seconds / count, self._decodes)
+
+    def worked(self, seconds: float, *, drafting: bool) -> None:
+        """Take in what a step of one sequence took beside decoding and guessing."""
+        self._beside[drafting].add(seconds)
+
+    def beside(self, *, drafting: bool) -> float:
+        """What a step takes beside decoding and guessing: sampling, undoing, planning."""
+        return self._beside[drafting].value
 
     def verify(self, width: int, context: int = 0) -> float:
         """A decode of `width` tokens."""
@@ -83,6 +107,16 @@ class StepCosts:
             expected = self._unit * self._shape(width)
             base = expected if mean is None else mean.shrunk(expected)
         return base + self._unit * self._steepness(width) * context
+
+    def steps(self, context: int, widest: int) -> list[float]:
+        """What `verify` gives by width, up to `widest` at least; looked up anew now and then."""
+        near = context >> NEAR
+        row = self._rows.get(near)
+        if row is None:
+            row = self._rows[near] = [0.0]
+        while len(row) <= widest:
+            row.append(self.verify(len(row), near << NEAR))
+        return row
 
     def guess(self, drafter: str) -> float:
         """One drafted token."""

@@ -1,9 +1,11 @@
 """Tokens that a grammar leaves no choice about: a drafter that needs no model.
 
 Keys of a JSON schema, the rest of an enum's value, a closing brace: where only one continuation is legal it is
-known before the model is asked. What is forced are bytes; which tokens the model spells them with is its own
-choice, so they are a draft like any other, which the target judges. The tokenizer's spelling is nearly always
-the model's, but for the last token of a run, which the model may join with what comes behind.
+known before the model is asked. What is forced are bytes; which tokens spell them plain decoding leaves to the
+model, so they are a draft like any other, which the target judges. The tokenizer's spelling is the model's
+where the model would have said the text by itself. It is not certain for the first token of a key that the
+model did not expect, nor behind one that was spelt otherwise (``t`` in place of ``tracking``), nor for the last
+token of a run, which the model may join with what comes behind (``",`` in place of ``"``).
 """
 
 from __future__ import annotations

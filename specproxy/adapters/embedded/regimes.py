@@ -9,13 +9,13 @@ guesses. Later positions of a draft have a chance that is a learnt share of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Sequence
 
-__all__ = ["LEVELS", "Regimes"]
+__all__ = ["HOPELESS", "LEVELS", "Regimes"]
 
 LEVELS = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
-JUMP = 0.02  # chance that the level changes from one step to the next
+HOPELESS = 0.08  # chance of a draft below which longer ones are not looked at
+JUMP = 0.025  # chance that the level changes from one step to the next
 FLAT = 0.05  # share of the prior that is spread over all levels, whatever the learner says
 SPREAD = 0.2  # of the prior around the learner's mean
 WEIGHT, MOST_WEIGHT = 5.0, 40.0  # of our prior, and of the learner's levels, in guesses
@@ -62,20 +62,24 @@ class Regimes:
         """How probable each of `LEVELS` is now."""
         return self._now
 
-    def chances(self, level: int | None = None) -> Iterator[float]:
-        """By draft position, if all before it are right; as if the level were known, if one is given.
+    def rights(self, most: int, level: int | None = None) -> list[float]:
+        """Chances that a draft is right up to each position, as if the level were known if one is given.
 
-        Guesses that are right make a high level likelier, so chances may rise with the position.
+        Guesses that are right make a high level likelier, so the chance of a position, if all before it are
+        right, may rise. The list ends where there is hardly a chance left.
         """
-        weights = list(self._now) if level is None else [float(i == level) for i in range(len(LEVELS))]
-        fall = 1.0
-        for position in count():
+        weights = self._now if level is None else [float(i == level) for i in range(len(LEVELS))]
+        found, fall, all_falls = [], 1.0, 1.0
+        for position in range(most):
             if position:
                 fall *= self._ratio(position)
-            before = sum(weights)
-            weights = [weight * chance * fall for weight, chance in zip(weights, LEVELS, strict=True)]
-            after = sum(weights)
-            yield after / before if before > 0 else 0.0
+                all_falls *= fall
+            weights = [weight * chance for weight, chance in zip(weights, LEVELS, strict=True)]
+            right = sum(weights) * all_falls
+            found.append(right)
+            if right < HOPELESS:
+                break
+        return found
 
     def step(self, count: int = 1) -> None:
         """Steps have passed: the level may have changed."""

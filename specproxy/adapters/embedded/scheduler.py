@@ -242,6 +242,9 @@ class Scheduler:
                 raise
             except SpecproxyError as error:
                 self._abandon(sequence, error)
+        if len(parts) == len(decoding) == 1 and (only := decoding[0]) in self._running:
+            beside = time.perf_counter() - ended + drafted - started - only.draft_seconds
+            self.costs.worked(beside, drafting=bool(only.draft))
         return True
 
     def _plan(self, sequence: Sequence, streams: int, others_width: int, others_tokens: float) -> None:

@@ -24,6 +24,8 @@ __all__ = ["HiddenRows", "Sequence", "Sink", "Tally"]
 
 Floats = npt.NDArray[np.float32]
 
+LONGEST_MATCH = NgramDrafter().max_n  # tokens; longer ones are not told apart
+
 
 class Sink(Protocol):
     """Where the events of a request go."""
@@ -154,11 +156,14 @@ class _DrafterTally:
         _count(self.positions, accepted, tried)
 
     def copied(self, outcome: StepOutcome) -> None:
-        """Count what a step has shown of the copy that was at hand, used or not."""
-        while len(self.matches) <= outcome.match_length:
-            self.matches.append([0, 0])
-        self.matches[outcome.match_length][0] += outcome.agreed
-        self.matches[outcome.match_length][1] += min(outcome.copied, outcome.agreed + 1)
+        """Count what a step has shown of the copy that was at hand, used or not: every right token makes the
+        match longer."""
+        for i in range(min(outcome.copied, outcome.agreed + 1)):
+            length = min(outcome.match_length + i, max(LONGEST_MATCH, outcome.match_length))
+            while len(self.matches) <= length:
+                self.matches.append([0, 0])
+            self.matches[length][0] += i < outcome.agreed
+            self.matches[length][1] += 1
 
     def report(self, name: str, shortest: int, levels: tuple[float, ...]) -> DrafterReport:
         return DrafterReport(

@@ -331,6 +331,42 @@ def test_copies_are_learnt_without_using_them() -> None:
     assert controller.plan(view).drafter == "ngram"
 
 
+def test_a_copy_is_followed_as_far_as_matches_of_its_length_were_right() -> None:
+    """Every right token makes the match longer; where longer ones are accidents, the draft ends before them."""
+    controller = auto(measured())
+    for _ in range(20):
+        controller.learn(StepOutcome(Plan("ngram", 8), 3, 8, 8, PLAIN_S, copied=8, agreed=8, proposed=8))
+    view = StepView(("ngram",), 3, LIMITS, 50, 90)
+    assert controller.plan(view).length == LIMITS["ngram"]
+    for _ in range(40):
+        controller.learn(StepOutcome(PLAIN, 6, 0, 0, PLAIN_S, copied=1, agreed=0))
+    assert controller.plan(view).length < 5
+
+
+def test_forced_tokens_are_doubted_within_a_word_that_was_spelt_otherwise() -> None:
+    """Behind ``t`` in place of ``tracking`` the rest of the word may be cut anywhere; a new key is believed."""
+    controller = AutoController(measured(3.0), 3)
+    view = StepView((), 0, {}, 50, 10, forced=4)
+    for _ in range(6):
+        controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S, forced=4, shown=1, followed=0))
+        broken = controller.plan(view)
+        controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S, forced=3, shown=1, followed=0))
+        controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S))
+        for _ in range(4):
+            controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S, forced=4, shown=4, followed=4))
+    assert broken == PLAIN
+    assert controller.plan(view).drafter == "forced"
+
+
+def test_the_end_of_a_text_is_no_reason_to_stop() -> None:
+    """The last token leaves no room for a draft, and nothing is planned."""
+    controller = auto(measured())
+    run(Text().add(200, {"mtp": 1.0}), controller)
+    assert controller._last.drafter == "mtp"
+    controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S))
+    assert controller.explain() == ""
+
+
 def test_planning_has_no_side_effects_and_keeps_limits() -> None:
     """Asking twice gives the same; nothing longer than limits and room; nobody who is not ready."""
     controller = auto()

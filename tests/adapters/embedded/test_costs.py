@@ -75,6 +75,39 @@ def test_what_a_model_is_known_to_read_is_expected_before_it_was_measured() -> N
     assert known(5e-4).verify(1, 1000) == pytest.approx(1.5 * PLAIN_S)
 
 
+def test_what_was_measured_long_ago_gives_way_at_once() -> None:
+    """The machine has become slower meanwhile, and one width was not used: two steps tell."""
+    costs = known(w2=1.2)
+    for _ in range(100):
+        costs.decoded(2, 1.8 * PLAIN_S)
+    for _ in range(2):
+        costs.decoded(1, 1.5 * PLAIN_S)
+    assert costs.verify(1) > 1.25 * PLAIN_S
+    often = known()
+    for _ in range(2):
+        often.decoded(1, 1.5 * PLAIN_S)
+    assert often.verify(1) < 1.15 * PLAIN_S
+
+
+def test_work_beside_decoding_is_known_with_a_draft_and_without() -> None:
+    costs = known()
+    assert costs.beside(drafting=True) == 0
+    for _ in range(20):
+        costs.worked(0.001, drafting=True)
+        costs.worked(0.0002, drafting=False)
+    assert costs.beside(drafting=True) == pytest.approx(0.001)
+    assert costs.beside(drafting=False) == pytest.approx(0.0002)
+
+
+def test_costs_looked_up_by_the_row_are_those_of_every_width() -> None:
+    """And follow what is measured within some steps."""
+    costs = known(0.001, w4=1.6)
+    assert costs.steps(300, 6)[1:7] == [costs.verify(width, 256) for width in range(1, 7)]
+    for _ in range(200):
+        costs.decoded(4, 3 * PLAIN_S)
+    assert costs.steps(0, 4)[4] == pytest.approx(3 * PLAIN_S, rel=0.01)
+
+
 def test_costs_outlive_a_restart() -> None:
     """Through JSON, and later measurements still count."""
     costs = known(w4=1.6)
