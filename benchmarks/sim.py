@@ -127,6 +127,8 @@ def _teach(
         if isinstance(policy, Learner):
             if replay:
                 for lane, widths in stream.drafts[i].items():
+                    if stream.cost_s[i, lane] == math.inf:
+                        continue
                     policy.learn_replay(table.status[lane].lane, seen, _replayed(widths, seen.output_tokens))
             run.events.extend((i, event.sentence) for event in policy.take_events())
 
@@ -179,7 +181,7 @@ def _situation(stream: Stream, table: _Lanes, i: int, at: float) -> Situation:
     kind = stream.world.kinds[stream.kinds[i]]
     return Situation(
         workload=Workload(kind.kind, kind.temperature),
-        lanes=tuple(table.status),
+        lanes=tuple(s for s, cost in zip(table.status, stream.cost_s[i], strict=True) if cost < math.inf),
         at=at,
         prompt_tokens=int(stream.prompt[i]),
         max_tokens=kind.limit,

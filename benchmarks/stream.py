@@ -29,8 +29,9 @@ Drafts = dict[int, tuple[int, ...]]  # n-gram lane → steps by number of drafte
 class Stream:
     """One seed's requests. Arrays are by request, or by request and lane in the world's order.
 
-    `cost_s` is the expected time without a load, `ratio` what the lane truly does on this request (its own
-    variation between requests included), `noise` the factor that measured decode times carry.
+    `cost_s` is the expected time without a load, infinite on a lane that is away; `ratio` what the lane truly
+    does on this request (its own variation between requests included), `noise` the factor that measured decode
+    times carry.
     """
 
     world: World
@@ -75,6 +76,9 @@ def draw_stream(world: World, requests: int, seed: int) -> Stream:
     for lane in range(len(world.lanes)):
         _draw_lane(world, lane, kinds, output, in_flight, rng, ratio, means, accepted, drafts)
     fixed = prompt / plain.prefill_tokens_per_s
+    cost_s = fixed[:, None] + (output * per_token)[:, None] * means
+    for lane, spec in enumerate(world.lanes):
+        cost_s[[world.away(spec.id, i) for i in range(requests)], lane] = math.inf
     return Stream(
         world=world,
         kinds=kinds,
@@ -85,7 +89,7 @@ def draw_stream(world: World, requests: int, seed: int) -> Stream:
         noise=_draw_noise(world, output, rng),
         usage_only=rng.random(requests) < world.traffic.usage_only_share,
         ratio=ratio,
-        cost_s=fixed[:, None] + (output * per_token)[:, None] * means,
+        cost_s=cost_s,
         drafts=tuple(drafts),
         accepted=accepted,
     )

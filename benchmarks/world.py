@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from specproxy.records import Strategy, TempBucket
 
-__all__ = ["Event", "Kind", "LaneTruth", "World", "WorldError", "WorldLane", "load_worlds"]
+__all__ = ["Absence", "Event", "Kind", "LaneTruth", "World", "WorldError", "WorldLane", "load_worlds"]
 
 DENSE = (
     (1, 1.0),
@@ -155,6 +155,30 @@ class Event(_Part):
     fingerprint: str | None = None
 
 
+class Absence(_Part):
+    """A lane takes no requests from request `after` on until request `until`, and so again `every` so many."""
+
+    lane: str
+    after: int = Field(ge=0)
+    until: int = Field(gt=0)
+    every: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _returns(self) -> Self:
+        if self.until <= self.after:
+            raise ValueError("until must be above after")
+        if self.every is not None and self.every <= self.until - self.after:
+            raise ValueError("every must be longer than the absence")
+        return self
+
+    def holds(self, request: int) -> bool:
+        """Whether the lane is away then."""
+        since = request - self.after
+        if self.every is not None and since >= 0:
+            since %= self.every
+        return 0 <= since < self.until - self.after
+
+
 class World(_Part):
     """A machine, its lanes and its traffic."""
 
@@ -167,6 +191,11 @@ class World(_Part):
     lanes: tuple[WorldLane, ...]
     kinds: tuple[Kind, ...] = Field(min_length=1)
     events: tuple[Event, ...] = ()
+    absences: tuple[Absence, ...] = ()
+
+    def away(self, lane: str, request: int) -> bool:
+        """Whether a lane takes no requests at that moment."""
+        return any(absence.lane == lane and absence.holds(request) for absence in self.absences)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -176,8 +205,12 @@ class World(_Part):
         if not any(Strategy.parse(lane.strategy).is_plain for lane in self.lanes):
             raise ValueError("there is no plain lane")
         named = {name for kind in self.kinds for name in kind.lanes} | {event.lane for event in self.events}
+        leaving = {absence.lane for absence in self.absences}
+        named |= leaving
         if unknown := sorted(named - set(ids)):
             raise ValueError(f"unknown lane {unknown[0]}")
+        if leaving >= set(ids):
+            raise ValueError("absences: one lane has to stay")
         keys = [kind.key for kind in self.kinds]
         if len(set(keys)) != len(keys):
             raise ValueError("two kinds have the same name and temperature")

@@ -67,6 +67,10 @@ def test_the_example_of_the_readme_is_valid() -> None:
         ({"events": [{"after": 3, "lane": "draft"}]}, "unknown lane draft"),
         ({"kinds": [{"kind": "code", "share": 1, "lanes": {"mtp": {"sd": 0.1}}}]}, "exactly one of"),
         ({"kinds": [{"kind": "code", "share": 1, "lanes": {"mtp": {"hits": 0.1, "accept": 0.5}}}]}, "n-gram"),
+        ({"absences": [{"lane": "draft", "after": 3, "until": 5}]}, "unknown lane draft"),
+        ({"absences": [{"lane": "mtp", "after": 3, "until": 3}]}, "until must be above after"),
+        ({"absences": [{"lane": "mtp", "after": 3, "until": 9, "every": 6}]}, "every must be longer"),
+        ({"absences": [{"lane": x, "after": 3, "until": 9} for x in ("plain", "mtp")]}, "one lane has to stay"),
         ({"traffic": {"in_flight": []}}, "traffic.in_flight"),
         ({"traffic": {"in_flight": [[0, 1.0]]}}, "traffic.in_flight.0.0"),
         ({"traffic": {"in_flight": [[1, 0.0]]}}, "traffic.in_flight.0.1"),
@@ -186,6 +190,43 @@ def test_events_change_lanes() -> None:
     hit = (np.arange(200) >= 100) & (calm.kinds == 0)
     assert np.allclose(factor[hit], 2.0)
     assert np.allclose(factor[~hit], 1.0)
+
+
+def test_lanes_that_are_away_are_not_chosen() -> None:
+    """Neither by the oracle nor by any policy; they are chosen again when they are back."""
+    away = [
+        {"lane": "mtp", "after": 20, "until": 30, "every": 50},
+        {"lane": "plain", "after": 60, "until": 65},
+    ]
+    names = {"plain": "plain", "mtp": "mtp:3", "draft": "draft"}
+    lanes = [{"id": name, "strategy": strategy} for name, strategy in names.items()]
+    small = World.model_validate(world(lanes=lanes, absences=away))
+    gone = [i for i in range(150) if small.away("mtp", i)]
+    assert gone == [*range(20, 30), *range(70, 80), *range(120, 130)]
+    assert [i for i in range(150) if small.away("plain", i)] == list(range(60, 65))
+    stream = draw_stream(small, 150, 3)
+    assert np.isinf(stream.cost_s[gone, 1]).all()
+    assert np.isfinite(oracle_path(stream)).all()
+    for policy in (FixedLane("mtp"), AlwaysPlain(), Learner()):
+        run = play(stream, policy, 1)
+        assert np.isfinite(run.cost_s).all()
+        assert (run.lanes[gone] != 1).all()
+        assert (run.lanes[60:65] != 0).all()
+        if not isinstance(policy, AlwaysPlain):
+            assert (run.lanes[80:120] == 1).any()
+
+
+def test_loads_go_around_lanes_that_are_away() -> None:
+    """Under reload control another lane is in memory meanwhile, and the path of least cost pays for it."""
+    lanes = [
+        {"id": name, "strategy": name, "control": "reload", "backend": "b", "load_s": 2.0}
+        for name in ("plain", "mtp")
+    ]
+    absent = [{"lane": "plain", "after": 10, "until": 20}]
+    stream = draw_stream(World.model_validate(world(lanes=lanes, absences=absent)), 40, 3)
+    run = play(stream, Learner(), 1)
+    assert (run.lanes[10:20] == 1).all()
+    assert oracle_path(stream).sum() <= run.cost_s.sum() < np.inf
 
 
 def test_observations_wait_for_the_request_to_end() -> None:
