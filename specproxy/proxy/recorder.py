@@ -18,10 +18,12 @@ import structlog
 from specproxy.errors import StoreError
 from specproxy.logs import request_fields
 from specproxy.proxy.board import Board
-from specproxy.records import Decision, Observation, Situation
-from specproxy.store import Event, Store, StoreWriter
+from specproxy.proxy.replayer import TakesReplays
+from specproxy.records import Decision, Lane, Observation, Situation
+from specproxy.store import Entry, Event, Store, StoreWriter
 from specproxy.strategies.base import Policy
 from specproxy.strategies.drift import DriftEvent
+from specproxy.strategies.replay import ReplayResult
 
 __all__ = ["HeldPolicy", "Recorder"]
 
@@ -29,16 +31,20 @@ CATCH_UP = 5_000  # observations that are looked at after a state's last one
 EVENTS_SHOWN = 50
 UNTAUGHT_RULES = ("unknown_model", "unread")  # what the router keeps from the policy
 
-_Saved = tuple[dict[str, Any] | None, dict[str, Any] | None, list[Observation], list[Event]]
+_Saved = tuple[dict[str, Any] | None, dict[str, Any] | None, list[Entry], list[Event]]
 
 log = structlog.get_logger("specproxy")
 
 
 class HeldPolicy:
-    """A policy as the router sees it where observations are learned elsewhere: it only chooses."""
+    """A policy as the router sees it where observations are learned elsewhere: it only chooses.
 
-    def __init__(self, policy: Policy) -> None:
+    What replays teach is passed on to `pupil`, who sees to it that all learn it.
+    """
+
+    def __init__(self, policy: Policy, pupil: TakesReplays) -> None:
         self.name = policy.name
+        self.pupil = pupil
         self._policy = policy
 
     def choose(self, situation: Situation, rng: np.random.Generator) -> Decision:
@@ -47,6 +53,12 @@ class HeldPolicy:
 
     def learn_one(self, observation: Observation) -> None:
         """Leave it to the one who gives the order."""
+
+    def learn_replay(
+        self, lane: Lane, observation: Observation, result: ReplayResult, source: str = "ids"
+    ) -> None:
+        """Leave this to the one who gives the order too."""
+        self.pupil.learn_replay(lane, observation, result, source)
 
     def dump(self) -> dict[str, Any]:
         """The policy's state."""
@@ -124,19 +136,27 @@ class Recorder:
         """Begin with what was saved."""
         board, policy, recent, events = saved
         self.events.extend(events)
-        known = [seen.request_id for seen in recent]
+        known = [entry.id for entry in recent]
         counted = _after(known, self._load("board", board, self._board.load))
-        self._board.recall(recent[:counted])
-        for seen in recent[counted:]:
-            self._board.observe(seen)
-        for seen in recent[_after(known, self._load(self._policy.name, policy, self._policy.load)) :]:
-            if seen.rule not in UNTAUGHT_RULES:
-                self._policy.learn_one(seen)
+        self._board.recall([entry.seen for entry in recent[:counted] if not entry.lesson])
+        for entry in recent[counted:]:
+            if not entry.lesson:
+                self._board.observe(entry.seen)
+        for entry in recent[_after(known, self._load(self._policy.name, policy, self._policy.load)) :]:
+            self._learn(entry)
         self._saved = self._last = known[-1] if known else ""
+
+    def _learn(self, entry: Entry) -> None:
+        if entry.seen.rule not in UNTAUGHT_RULES:
+            self._policy.learn_one(entry.seen)
 
     def _read(self, store: Store) -> _Saved:
         board, policy = store.load_policy("board"), store.load_policy(self._policy.name)
-        return board, policy, store.recent(CATCH_UP)[::-1], store.events(EVENTS_SHOWN)[::-1]
+        return board, policy, self._latest(store)[::-1], store.events(EVENTS_SHOWN)[::-1]
+
+    def _latest(self, store: Store) -> list[Entry]:
+        """The log's last entries, newest first."""
+        return [Entry(seen.request_id, seen) for seen in store.recent(CATCH_UP)]
 
     def _load(
         self, name: str, saved: dict[str, Any] | None, load: Callable[[dict[str, Any]], None]

@@ -46,7 +46,6 @@ from specproxy.proxy.status import Believe, board_json, lane_json
 from specproxy.proxy.text_replay import TextReplayer
 from specproxy.records import Candidate, Decision, Health, Lane, LaneStatus, Situation, TempBucket, Workload
 from specproxy.store import Store, StoreWriter, open_store
-from specproxy.strategies.base import Policy
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.learner import Learner, LearnerSettings
 from specproxy.strategies.rules import alone
@@ -86,7 +85,8 @@ class Service:
         )
         self._looking_rng = np.random.default_rng()  # looking at beliefs draws, and must not disturb decisions
         self._quarantine = Quarantine()
-        policy: Policy = HeldPolicy(self.policy) if settings.store is not None else self.policy
+        self._held = HeldPolicy(self.policy, self.policy) if settings.store is not None else None
+        policy = self._held or self.policy
         self.router = Router(
             (),
             policy,
@@ -97,7 +97,7 @@ class Service:
             alone=alone,
         )
         self._replays = ReplayAccount()
-        self._replayer = TextReplayer(self.router, self.policy, self._replays, ours=_is_our_server)
+        self._replayer = TextReplayer(self.router, policy, self._replays, ours=_is_our_server)
         self._writer: StoreWriter | None = None
         self._recorder: Recorder | None = None
         self._memory: EngineMemory | None = None
@@ -133,7 +133,8 @@ class Service:
             self._memory = memory
             assert self._server is not None
             self._server.handlers.advise(memory.header)
-            replayer = Replayer(engine.report, engine.lanes, self.policy, memory.learn, self._replays)
+            pupil = self._held or self.policy
+            replayer = Replayer(engine.report, engine.lanes, pupil, memory.learn, self._replays)
             self.router.on_observation(replayer)
             self._tasks.spawn(replayer.run(), name="replay")
         self._tasks.spawn(self._replayer.run(), name="replay texts")
@@ -236,6 +237,8 @@ class Service:
 
         recorder = await self._record(SharedRecorder, RedisStore(url))
         recorder.share(self._quarantine)
+        assert self._held is not None
+        self._held.pupil = recorder
         self._tasks.spawn(recorder.follow(), name="learn together")
 
     async def _record(self, kind: type[R], store: Store) -> R:

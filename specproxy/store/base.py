@@ -11,11 +11,24 @@ import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from specproxy.records import Observation, Outcome, TempBucket, TimingSource, Workload
 
-__all__ = ["Event", "MemoryStore", "Row", "Store", "from_json", "summarise", "to_json"]
+__all__ = ["Entry", "Event", "MemoryStore", "Row", "Store", "from_json", "summarise", "to_json"]
+
+
+class Entry(NamedTuple):
+    """An observation in a log, or what a replay of it has taught.
+
+    `id` is its place in the log, `proxy` where it comes from (empty: this one). `lesson` is empty for an
+    observation, else a text of the proxies' own that the store does not read.
+    """
+
+    id: str
+    seen: Observation
+    proxy: str = ""
+    lesson: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """The store that several proxies share: a Redis.
 
-Keys, all under ``specproxy:1:`` (1 is the layout's version):
+Keys, all under ``specproxy:2:`` (2 is the layout's version):
 
 =================== ======= ==================================================================================
-``observations``    stream  one entry an observation: ``o`` its JSON, ``p`` the proxy it comes from; about
-                            `keep` entries, the oldest go first
+``observations``    stream  one entry an observation: ``o`` its JSON, ``p`` the proxy it comes from; and one
+                            for all that a replay of it has taught a lane: ``l`` the lesson's JSON besides;
+                            about `keep` entries, the oldest go first
 ``events``          stream  ``e`` the event's JSON, ``p`` the proxy; about `keep_events` entries
 ``policy:<name>``   hash    ``state`` JSON, ``at`` seconds since the epoch; an older one never replaces a newer
 ``batches``         hash    by proxy, the number of its last batch of observations that was taken in
@@ -24,37 +25,39 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import chain, islice
+from typing import Any
 
 from specproxy.errors import ConfigError, StoreError
 from specproxy.records import Observation
-from specproxy.store.base import Event, Row, from_json, summarise, to_json
+from specproxy.store.base import Entry, Event, Row, from_json, summarise, to_json
 
 try:
     import redis
 except ImportError:  # the extra is not installed; `RedisStore` says so
     redis = None
 
-__all__ = ["EXPIRY_S", "START", "Entry", "RedisStore"]
+__all__ = ["EXPIRY_S", "START", "RedisStore"]
 
-PREFIX = "specproxy:1:"
+PREFIX = "specproxy:2:"
 EXPIRY_S = 90 * 24 * 3600
 START = "0-0"  # before every entry
 _TIMEOUT_S = 2.0
 _BATCH = 500
 _PAGE = 1000
 
-# KEYS: observations, batches. ARGV: proxy, batch number, most entries, expiry, observations.
+# KEYS: observations, batches. ARGV: proxy, batch number, most entries, expiry; observation and lesson in turn.
 _APPEND = """
 if tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0') >= tonumber(ARGV[2]) then return 0 end
-for i = 5, #ARGV do
-  redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'o', ARGV[i], 'p', ARGV[1])
+for i = 5, #ARGV, 2 do
+  local entry = {'o', ARGV[i], 'p', ARGV[1]}
+  if ARGV[i + 1] ~= '' then entry[5], entry[6] = 'l', ARGV[i + 1] end
+  redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', unpack(entry))
 end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 redis.call('EXPIRE', KEYS[2], ARGV[4])
-return #ARGV - 4
+return (#ARGV - 4) / 2
 """
 
 # KEYS: the policy. ARGV: state, at, expiry.
@@ -64,14 +67,6 @@ redis.call('HSET', KEYS[1], 'state', ARGV[1], 'at', ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 return 1
 """
-
-
-class Entry(NamedTuple):
-    """An observation in the order that all proxies share. `id` is its place, `proxy` where it comes from."""
-
-    id: str
-    seen: Observation
-    proxy: str
 
 
 class RedisStore:
@@ -98,10 +93,10 @@ class RedisStore:
         except ValueError as error:
             raise ConfigError(f"store: {error}") from None
         self.proxy = secrets.token_hex(4)
-        self.position = START  # of the newest observation that `recent` gave
+        self.position = START  # of the newest entry that `latest` gave
         self._keep, self._keep_events = keep, keep_events
-        self._waiting: deque[str] = deque(maxlen=keep)
-        self._batch: list[str] = []  # is being sent, perhaps again
+        self._waiting: deque[tuple[str, str]] = deque(maxlen=keep)  # observation and lesson
+        self._batch: list[tuple[str, str]] = []  # is being sent, perhaps again
         self._batches = 0
         self._tables: dict[str, dict[str, str]] = {}  # as `sync` last saw them
 
@@ -119,18 +114,16 @@ class RedisStore:
             self._db.eval(_SAVE, 1, f"{PREFIX}policy:{name}", text, repr(at), EXPIRY_S)
 
     def append(self, observations: Sequence[Observation]) -> None:
-        self._waiting.extend(map(to_json, observations))
+        self._waiting.extend((to_json(seen), "") for seen in observations)
         self.flush()
 
     def recent(self, n: int) -> list[Observation]:
         with _converted():
-            entries = self._db.xrevrange(f"{PREFIX}observations", count=n)
-            self.position = entries[0][0] if entries else START
-            return [from_json(fields["o"]) for _, fields in entries]
+            return [entry.seen for entry in islice((e for e in self._backwards(n) if not e.lesson), n)]
 
     def summary(self) -> list[Row]:
         with _converted():
-            return summarise(entry.seen for entry in self._all())
+            return summarise(entry.seen for entry in self._all() if not entry.lesson)
 
     def add_event(self, event: Event) -> None:
         key = f"{PREFIX}events"
@@ -150,6 +143,22 @@ class RedisStore:
 
     # --- what a shared one does ---
 
+    def append_lesson(self, seen: Observation, lesson: str) -> None:
+        """Put what a replay of an observation has taught behind it, for all to learn in its place.
+
+        Raises:
+            StoreError: the Redis is away; it waits as observations do.
+        """
+        self._waiting.append((to_json(seen), lesson))
+        self.flush()
+
+    def latest(self, n: int) -> list[Entry]:
+        """The last `n` entries, newest first; what comes behind them is what `after` gives for `position`."""
+        with _converted():
+            entries = list(islice(self._backwards(n), n))
+        self.position = entries[0].id if entries else START
+        return entries
+
     def flush(self) -> None:
         """Send the observations that wait, in batches that go in exactly once.
 
@@ -163,11 +172,11 @@ class RedisStore:
             keys = (f"{PREFIX}observations", f"{PREFIX}batches")
             head = (self.proxy, self._batches, self._keep, EXPIRY_S)
             with _converted():
-                self._db.eval(_APPEND, 2, *keys, *head, *self._batch)
+                self._db.eval(_APPEND, 2, *keys, *head, *chain.from_iterable(self._batch))
             self._batch = []
 
     def after(self, position: str, n: int = _PAGE) -> list[Entry]:
-        """Up to `n` observations of all proxies behind a position, in the one order that all of them see."""
+        """Up to `n` entries of all proxies behind a position, in the one order that all of them see."""
         self.flush()
         with _converted():
             return self._page(position, n)
@@ -194,7 +203,15 @@ class RedisStore:
 
     def _page(self, position: str, n: int) -> list[Entry]:
         found = self._db.xrange(f"{PREFIX}observations", min=f"({position}", count=n)
-        return [Entry(place, from_json(fields["o"]), fields["p"]) for place, fields in found]
+        return [_entry(place, fields) for place, fields in found]
+
+    def _backwards(self, n: int) -> Iterator[Entry]:
+        """All entries, newest first, read `n` at a time."""
+        end = "+"
+        while found := self._db.xrevrange(f"{PREFIX}observations", max=end, count=n):
+            for place, fields in found:
+                yield _entry(place, fields)
+            end = f"({found[-1][0]}"
 
     def _all(self) -> Iterator[Entry]:
         position = START
@@ -203,7 +220,11 @@ class RedisStore:
             position = page[-1].id
 
 
-def _drain(queue: deque[str]) -> Iterator[str]:
+def _entry(place: str, fields: Mapping[str, str]) -> Entry:
+    return Entry(place, from_json(fields["o"]), fields["p"], fields.get("l", ""))
+
+
+def _drain(queue: deque[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     while queue:
         yield queue.popleft()
 

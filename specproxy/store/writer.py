@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -94,6 +95,20 @@ class StoreWriter:
         self._hurry.set()
         self._work.set()
         return await future
+
+    def later(self, write: Callable[[Store], None]) -> None:
+        """Call `write` with the store on its thread, after everything queued so far was written.
+
+        For what only some stores can keep. A store that fails is expected to tell so at its next call too.
+        """
+
+        def call() -> None:
+            with contextlib.suppress(StoreError):
+                write(self._store)
+
+        with self._lock:
+            self._calls.append(call)
+        self._work.set()
 
     async def aclose(self) -> None:
         """Write what is queued, close the store and end the thread; idempotent."""

@@ -19,7 +19,9 @@ from specproxy.proxy.sharing import SharedRecorder
 from specproxy.records import Observation
 from specproxy.store import StoreWriter
 from specproxy.store.redis import START, RedisStore
+from specproxy.strategies.drafters.ngram_simple import NgramSimpleDrafter
 from specproxy.strategies.learner import Learner
+from specproxy.strategies.replay import ReplayResult, replay
 from tests.proxy.samples import NGRAM, PLAIN, observation
 from tests.support.redis import RunningRedis, running_redis
 
@@ -37,25 +39,35 @@ class Proxy:
 
     def __init__(self, server: RunningRedis) -> None:
         self.policy, self.board = Learner(), Board()
+        self.lessons = 0
         self.store = RedisStore(server.url)
         self.writer = StoreWriter(self.store)
         self.recorder = SharedRecorder(
             self.writer, self.policy, self.board, take_changes=self.policy.take_events
         )
-        self.router_sees = HeldPolicy(self.policy)
+        self.router_sees = HeldPolicy(self.policy, self.recorder)
 
     async def see(self, *seen: Observation) -> None:
-        """Requests end; waits until the store has been told."""
+        """Requests end, and some are replayed; waits until the store has been told."""
         for one in seen:
-            self.router_sees.learn_one(one)
-            self.recorder(one, None)
+            self.end(one)
         await self.writer.run(lambda store: None)
+
+    def end(self, seen: Observation) -> None:
+        """A request ends, and is replayed if it is among those that are."""
+        self.router_sees.learn_one(seen)
+        self.recorder(seen, None)
+        lesson = replayed(seen)
+        if lesson is not None:
+            self.router_sees.learn_replay(NGRAM, seen, lesson, "tokens")
 
     @property
     def speeds(self) -> str:
         """All that is believed about speeds, and what drift has been watched on, as text."""
         state = self.policy.dump()
-        models = {name: (model["speed"], model["lengths"]) for name, model in state["targets"].items()}
+        models = {
+            name: (model["speed"], model["lengths"], model["fits"]) for name, model in state["targets"].items()
+        }
         return json.dumps([models, state["drift"]])
 
     @property
@@ -75,12 +87,27 @@ def traffic(n: int, seed: int = 5) -> list[Observation]:
     return found
 
 
+def replayed(seen: Observation) -> ReplayResult | None:
+    """What the n-gram lane's drafter would have done on every third request: another thing on each."""
+    number = int(seen.at) - 1000
+    if number % 3:
+        return None
+    text = [token % (5 + number % 7) for token in range(seen.output_tokens)]
+    return replay(range(900, 920), text, NgramSimpleDrafter(3, 8), 8)
+
+
 def alone(server: RunningRedis) -> Proxy:
-    """A proxy that saw all of it by itself, in the order that the store tells."""
+    """A proxy that saw all of it by itself, in the order that the store tells, and did all replays itself."""
     judge = Proxy(server)
     for entry in judge.store.after(START, 100_000):
-        judge.policy.learn_one(entry.seen)
-        judge.board.observe(entry.seen)
+        lesson = replayed(entry.seen)
+        if entry.lesson:
+            assert lesson is not None
+            judge.policy.learn_replay(NGRAM, entry.seen, lesson, "tokens")
+            judge.lessons += 1
+        else:
+            judge.policy.learn_one(entry.seen)
+            judge.board.observe(entry.seen)
     return judge
 
 
@@ -94,11 +121,12 @@ async def test_two_with_half_the_traffic_learn_as_one_with_all(server: RunningRe
     await one.recorder.restore()
     await two.recorder.restore()
     for i, seen in enumerate(traffic(400)):
-        await (one, two)[i % 2].see(seen) if i % 40 == 0 else (one, two)[i % 2].recorder(seen, None)
+        await (one, two)[i % 2].see(seen) if i % 40 == 0 else (one, two)[i % 2].end(seen)
     for proxy in (one, two, one):
         await proxy.recorder.look()
     whole = alone(server)
     assert whole.counted == one.counted == two.counted == 400
+    assert whole.lessons == 134
     assert one.speeds == two.speeds == whole.speeds
     assert of(one.board) == of(two.board) == of(whole.board)
     for proxy in (one, two, whole):
@@ -145,6 +173,7 @@ async def test_learning_goes_on_alone_and_is_merged_later(server: RunningRedis) 
     whole = alone(server)
     assert not one.recorder.away
     assert whole.counted == one.counted == two.counted == 120
+    assert whole.lessons == 40
     assert one.speeds == two.speeds == whole.speeds
     assert len({row["id"] for row in one.board.recent()}) == len(one.board.recent()) == 120
     for proxy in (one, two, whole):

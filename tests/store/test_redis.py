@@ -44,15 +44,53 @@ def test_all_see_one_order(server: RunningRedis) -> None:
     assert [entry.seen.request_id for entry in one.after(START, 2)] == ["a", "b"]
 
 
-def test_position_is_that_of_the_newest_recent_one(server: RunningRedis) -> None:
+def test_position_is_that_of_the_latest_entry(server: RunningRedis) -> None:
     """So that nothing is missed and nothing is taken twice behind a restore."""
     store = RedisStore(server.url)
-    assert store.recent(10) == []
+    assert store.latest(10) == []
     assert store.position == START
     see(store, "a", "b")
-    store.recent(1)
+    assert [entry.seen.request_id for entry in store.latest(1)] == ["b"]
     see(store, "c")
     assert ids(store, store.position) == ["c"]
+
+
+def test_lessons_stand_in_the_one_order_and_are_no_observations(server: RunningRedis) -> None:
+    """What a replay teaches comes behind its observation, and counts as none."""
+    one, two = RedisStore(server.url), RedisStore(server.url)
+    see(one, "a")
+    one.append_lesson(replace(SEEN, request_id="a"), "what a teaches")
+    see(two, "b", "c")
+    found = [(entry.seen.request_id, entry.lesson, entry.proxy) for entry in two.after(START)]
+    assert found == [
+        ("a", "", one.proxy),
+        ("a", "what a teaches", one.proxy),
+        *[(x, "", two.proxy) for x in "bc"],
+    ]
+    assert [(entry.seen.request_id, entry.lesson) for entry in one.latest(3)] == [
+        ("c", ""),
+        ("b", ""),
+        ("a", "what a teaches"),
+    ]
+    assert [seen.request_id for seen in one.recent(3)] == ["c", "b", "a"]
+    assert sum(row.n for row in one.summary()) == 3
+
+
+def test_lessons_wait_while_the_redis_is_away(server: RunningRedis) -> None:
+    """They keep their place behind their observation."""
+    store = RedisStore(server.url)
+    server.stop()
+    with pytest.raises(StoreError):
+        see(store, "a")
+    with pytest.raises(StoreError):
+        store.append_lesson(replace(SEEN, request_id="a"), "lesson")
+    server.start()
+    see(store, "b")
+    assert [(entry.seen.request_id, entry.lesson) for entry in store.after(START)] == [
+        ("a", ""),
+        ("a", "lesson"),
+        ("b", ""),
+    ]
 
 
 def test_a_batch_goes_in_once_where_the_answer_was_lost(
@@ -115,7 +153,7 @@ def test_every_key_expires(server: RunningRedis) -> None:
     store.add_event(Event(1.0, "drift", "m"))
     store.sync("quarantine", {"f": "reason"})
     keys = store._db.keys("*")
-    assert sorted(key.removeprefix("specproxy:1:") for key in keys) == [
+    assert sorted(key.removeprefix("specproxy:2:") for key in keys) == [
         "batches",
         "events",
         "observations",
@@ -137,7 +175,7 @@ def test_a_table_is_shared_entry_by_entry(server: RunningRedis) -> None:
 def test_what_it_cannot_read_is_an_error_of_the_store(server: RunningRedis) -> None:
     """Foreign data under our keys."""
     store = RedisStore(server.url)
-    store._db.xadd("specproxy:1:observations", {"o": "{", "p": "x"})
+    store._db.xadd("specproxy:2:observations", {"o": "{", "p": "x"})
     with pytest.raises(StoreError, match="cannot read"):
         store.recent(1)
 
