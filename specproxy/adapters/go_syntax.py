@@ -144,6 +144,7 @@ class Parser:
 
     pieces: Iterator[tuple[bool, str]]
     names: set[str] = field(default_factory=set)  # of fields and variables, in lower case
+    ranges: int = 0  # that we are in
 
     def nodes(self, *, inner: bool) -> tuple[list[Node], str]:
         """A list of nodes, and the action that ended it (nothing at the end of the source)."""
@@ -166,6 +167,8 @@ class Parser:
     def node(self, word: str, content: str) -> Node:
         """One action or branch."""
         if word in ("break", "continue") and content == word:
+            if not self.ranges:
+                raise GoTemplateError(f"{word} stands outside of a range")
             return Jump(word)
         if word in ("if", "with", "range"):
             return self.branch(word, content[len(word) :])
@@ -176,7 +179,9 @@ class Parser:
     def branch(self, kind: str, content: str) -> Branch:
         """From behind ``if`` to its end."""
         made = Branch(kind, self.pipe(content), [])
+        self.ranges += kind == "range"
         made.body, ended = self.nodes(inner=True)
+        self.ranges -= kind == "range"
         if ended.startswith("else"):
             rest = ended[4:].strip()
             if not rest:
@@ -236,7 +241,7 @@ class Parser:
         if kind == "raw":
             return Literal(text[1:-1])
         if kind == "number":
-            return Literal(float(text) if "." in text else int(text))
+            return Literal(_number(text))
         if kind == "name":
             return Literal(WORDS[text]) if text in WORDS else Function(text)
         if kind == "field":
@@ -297,9 +302,17 @@ class _Tokens:
         return self.found[self.at - 1][:2]
 
 
+def _number(text: str) -> int | float:
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError as error:  # more digits than Python reads
+        raise GoTemplateError(f"the number {text[:20]}… is not known here") from error
+
+
 def _unquote(text: str) -> str:
     try:
         value = json.loads(text)
+        str(value).encode()  # half of a surrogate pair is no text
     except ValueError as error:
         raise GoTemplateError(f"the string {text} is not known here") from error
     return str(value)

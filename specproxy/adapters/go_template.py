@@ -265,7 +265,10 @@ class GoTemplate:
     def __init__(self, source: str) -> None:
         self.source = source
         parser = Parser(pieces(source))
-        self._nodes, _ = parser.nodes(inner=False)
+        try:
+            self._nodes, _ = parser.nodes(inner=False)
+        except RecursionError:
+            raise GoTemplateError("it is nested too deeply") from None
         self.names = frozenset(parser.names)
         """Fields and variables that it looks at, in lower case."""
         if not self.names & {"messages", "response"}:
@@ -288,7 +291,10 @@ class GoTemplate:
 
     def _execute(self, nodes: Sequence[Node], **data: Any) -> str:
         run = _Run({"Think": False, "ThinkLevel": "", "IsThinkSet": False, **data})
-        run.nodes(nodes, run.scopes[0]["$"])
+        try:
+            run.nodes(nodes, run.scopes[0]["$"])
+        except RecursionError:
+            raise GoTemplateError("it is nested too deeply") from None
         return "".join(run.out)
 
     def _by_turns(self, messages: Sequence[Mapping[str, Any]]) -> str:

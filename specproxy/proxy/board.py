@@ -166,15 +166,30 @@ class Board:
         if state.get("format") != FORMAT:
             raise ValueError(f"board state has format {state.get('format')!r}, not {FORMAT}")
         try:
-            cells = {tuple(item[:5]): _restored(item[5]) for item in state["cells"]}
+            cells = {_key(item): _restored(item[5]) for item in state["cells"]}
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise ValueError(f"board state is damaged: {error}") from error
         self.cells = cells
 
 
+def _key(item: list[Any]) -> Key:
+    target, shown, lane, strategy, workload = item[:5]
+    if not all(isinstance(name, str) for name in item[:5]):
+        raise TypeError(f"{item[:5]!r} names no cell")
+    return target, shown, lane, strategy, workload
+
+
 def _restored(values: dict[str, Any]) -> Cell:
     """A cell from what `Board.dump` gave; JSON has made texts of the buckets' numbers."""
-    cell = Cell(**values)
+    cell, fresh = Cell(**values), Cell()
+    for name in Cell.__slots__:
+        value, usual = getattr(cell, name), getattr(fresh, name)
+        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        alike = type(value) is type(usual) or {type(value), type(usual)} == {int, float}
+        if not alike or not all(type(number) in (int, float) for number in numbers):
+            raise TypeError(f"{name} of a cell is {value!r}")
+        if isinstance(usual, list) and len(value) != len(usual):
+            raise ValueError(f"{name} of a cell has {len(value)} buckets")
     cell.total_counts = {int(bucket): count for bucket, count in cell.total_counts.items()}
     return cell
 

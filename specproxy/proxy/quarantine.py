@@ -77,7 +77,7 @@ class Quarantine:
         if state.get("format") != FORMAT:
             raise ValueError(f"quarantine has format {state.get('format')!r}, not {FORMAT}")
         try:
-            found = [Sentence(**item) for item in state["sentences"]]
+            found = [_sentence(item) for item in state["sentences"]]
         except (KeyError, TypeError) as error:
             raise ValueError(f"quarantine is damaged: {error}") from error
         self._sentences = {(s.lane, s.fingerprint): s for s in found}
@@ -93,9 +93,18 @@ class Quarantine:
         """Have these sentences in force instead; what is none of ours is left out."""
         found = []
         for text in entries.values():
-            with contextlib.suppress(ValueError, TypeError):
-                found.append(Sentence(**json.loads(text)))
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                found.append(_sentence(json.loads(text)))
         self._sentences = {(s.lane, s.fingerprint): s for s in sorted(found, key=lambda s: s.at)}
+
+
+def _sentence(item: Any) -> Sentence:
+    """A sentence as `asdict` gave it; TypeError for anything else."""
+    sentence = Sentence(**item)
+    texts = (sentence.lane, sentence.fingerprint, sentence.reason)
+    if not all(isinstance(text, str) for text in texts) or type(sentence.at) not in (int, float):
+        raise TypeError(f"{item!r} is no sentence")
+    return sentence
 
 
 def held_back(pin: str, statuses: Sequence[LaneStatus]) -> RequestError | None:

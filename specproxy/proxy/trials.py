@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -14,7 +15,7 @@ from specproxy.adapters.http import HttpTransport
 from specproxy.adapters.request_field import Finding, try_field
 from specproxy.adapters.tasks import Tasks
 
-__all__ = ["Trials"]
+__all__ = ["Trials", "read_findings"]
 
 log = structlog.get_logger("specproxy")
 
@@ -83,8 +84,13 @@ class Trials:
 def _read(file: Path | None) -> dict[str, Finding]:
     """Results of earlier runs; a file that is missing or damaged holds none."""
     try:
-        data = json.loads(file.read_text()) if file is not None else {}
-    except (OSError, ValueError):
+        return read_findings(json.loads(file.read_text())) if file is not None else {}
+    except (OSError, ValueError, RecursionError):
         return {}
-    known = set(Finding)
-    return {k: Finding(v) for k, v in data.items() if v in known} if isinstance(data, dict) else {}
+
+
+def read_findings(data: Any) -> dict[str, Finding]:
+    """Results by fingerprint out of what the file holds; what is none is left out."""
+    known = {str(finding): finding for finding in Finding}
+    found = data.items() if isinstance(data, dict) else ()
+    return {key: known[value] for key, value in found if isinstance(value, str) and value in known}

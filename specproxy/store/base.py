@@ -11,11 +11,14 @@ import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from types import UnionType
+from typing import Any, NamedTuple, Protocol, get_type_hints, runtime_checkable
 
 from specproxy.records import Observation, Outcome, TempBucket, TimingSource, Workload
 
 __all__ = ["Entry", "Event", "MemoryStore", "Row", "Store", "from_json", "summarise", "to_json"]
+
+MOST = 1e15  # a number of an observation that is larger is damage
 
 
 class Entry(NamedTuple):
@@ -220,9 +223,28 @@ def from_json(text: str) -> Observation:
     data = json.loads(text)
     if not isinstance(data, dict):
         raise TypeError(f"not a JSON object: {text[:40]}")
-    workload = Workload(data.pop("kind"), TempBucket(data.pop("temperature")), frozenset(data.pop("flags")))
+    kind, flags = data.pop("kind"), frozenset(data.pop("flags"))
+    if not all(isinstance(text, str) for text in (kind, *flags)):
+        raise TypeError("the workload of an observation has a name that is none")
+    workload = Workload(kind, TempBucket(data.pop("temperature")), flags)
     known = {f.name for f in fields(Observation)}
     data = {k: v for k, v in data.items() if k in known}
     data["outcome"] = Outcome(data["outcome"])
     data["source"] = TimingSource(data["source"])
+    for name, value in data.items():
+        if not _fits(value, _TYPES[name]):
+            raise TypeError(f"{name} of an observation is {value!r}")
     return Observation(workload=workload, **data)
+
+
+_TYPES = get_type_hints(Observation)
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Whether a value is what an observation holds in such a field; numbers are finite and not negative."""
+    if isinstance(wanted, UnionType):
+        return any(_fits(value, each) for each in wanted.__args__)
+    if wanted in (int, float):
+        numbers = (int, float) if wanted is float else (int,)
+        return isinstance(value, numbers) and not isinstance(value, bool) and 0 <= value <= MOST
+    return isinstance(value, wanted)

@@ -23,7 +23,7 @@ import json
 import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any
@@ -176,7 +176,10 @@ class RedisStore:
             self._batch = []
 
     def after(self, position: str, n: int = _PAGE) -> list[Entry]:
-        """Up to `n` entries of all proxies behind a position, in the one order that all of them see."""
+        """Up to `n` entries of all proxies behind a position, in the one order that all of them see.
+
+        Entries that this version cannot read are left out.
+        """
         self.flush()
         with _converted():
             return self._page(position, n)
@@ -202,15 +205,17 @@ class RedisStore:
         return dict(now)
 
     def _page(self, position: str, n: int) -> list[Entry]:
-        found = self._db.xrange(f"{PREFIX}observations", min=f"({position}", count=n)
-        return [_entry(place, fields) for place, fields in found]
+        while found := self._db.xrange(f"{PREFIX}observations", min=f"({position}", count=n):
+            if entries := list(_readable(found)):
+                return entries
+            position = found[-1][0]
+        return []
 
     def _backwards(self, n: int) -> Iterator[Entry]:
         """All entries, newest first, read `n` at a time."""
         end = "+"
         while found := self._db.xrevrange(f"{PREFIX}observations", max=end, count=n):
-            for place, fields in found:
-                yield _entry(place, fields)
+            yield from _readable(found)
             end = f"({found[-1][0]}"
 
     def _all(self) -> Iterator[Entry]:
@@ -220,8 +225,11 @@ class RedisStore:
             position = page[-1].id
 
 
-def _entry(place: str, fields: Mapping[str, str]) -> Entry:
-    return Entry(place, from_json(fields["o"]), fields["p"], fields.get("l", ""))
+def _readable(found: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[Entry]:
+    """What a proxy of another version has written must not keep the others from learning."""
+    for place, fields in found:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            yield Entry(place, from_json(fields["o"]), fields["p"], fields.get("l", ""))
 
 
 def _drain(queue: deque[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -236,5 +244,5 @@ def _converted() -> Iterator[None]:
         yield
     except redis.exceptions.RedisError as error:
         raise StoreError(f"the shared store: {type(error).__name__}: {error}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"the shared store holds what this version cannot read: {error}") from error

@@ -119,3 +119,16 @@ def test_what_would_be_guessed_is_refused(source: str) -> None:
 def test_names_tell_what_a_template_looks_at() -> None:
     template = GoTemplate("{{ range $i, $m := .Messages }}{{ if $m.ToolCalls }}{{ $.Tools }}{{ end }}{{ end }}")
     assert {"messages", "toolcalls", "tools"} <= template.names
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ break }}", "{{ with .System }}{{ continue }}{{ end }}", "{{ range .Messages }}{{ end }}{{ break }}",
+     "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{{ if 1 }}" * 3000 + "{{ end }}" * 3000,
+     '{{ len "\\ud800" }}', "{{ " + "9" * 5000 + " }}"],
+    ids=["break", "continue in with", "break behind", "brackets", "branches", "half a character", "digits"],
+)  # fmt: skip
+def test_what_cannot_be_run_is_refused(source: str) -> None:
+    """A jump out of nothing, what is nested too deeply, and literals that are none."""
+    with pytest.raises(GoTemplateError):
+        made(source)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specproxy.proxy.board import MAX_CELLS, RECENT, Board, ratio_to_plain, saved_s
+from specproxy.proxy.board import FORMAT, MAX_CELLS, RECENT, Board, ratio_to_plain, saved_s
 from specproxy.proxy.cell import Cell
 from specproxy.records import Outcome, TempBucket, Workload
 from tests.proxy.samples import NGRAM, PLAIN, decision, observation
@@ -173,8 +173,24 @@ def test_dump_and_load_give_the_same_board() -> None:
     assert other.cells == board.cells
 
 
+def cells(*item: object) -> dict[str, object]:
+    return {"format": FORMAT, "cells": [list(item)]}
+
+
+NAMES = ("t", "w", "l", "s", "f")
+DAMAGED = (
+    cells(*NAMES[:4], [], {}),
+    cells(*NAMES, {"n": "x"}),
+    cells(*NAMES, {"outcomes": []}),
+    cells(*NAMES, {"outcomes": {"complete": None}}),
+    cells(*NAMES, {"ttft_counts": [1]}),
+    cells(*NAMES, {"total_counts": {"x": 1}}),
+    cells(*NAMES, 7),
+)
+
+
 @pytest.mark.parametrize(
-    "state", [{}, {"format": 99, "cells": []}, {"format": 1}, {"format": 1, "cells": [["a"]]}]
+    "state", [{}, {"format": 99, "cells": []}, {"format": 1}, {"format": 1, "cells": [["a"]]}, *DAMAGED]
 )
 def test_foreign_state_is_refused(state: dict[str, object]) -> None:
     """Damaged or newer state is a ValueError and leaves the board as it was."""

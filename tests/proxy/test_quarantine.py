@@ -67,11 +67,37 @@ def test_it_survives_being_stored_and_is_bounded() -> None:
     assert other.of(NGRAM) is None
 
 
-@pytest.mark.parametrize("state", [{}, {"format": 1}, {"format": 1, "sentences": [{"lane": "x"}]}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"format": 1},
+        {"format": 1, "sentences": [{"lane": "x"}]},
+        {"format": 1, "sentences": [{"lane": [], "fingerprint": "f", "at": 1, "reason": "r"}]},
+        {"format": 1, "sentences": [{"lane": "x", "fingerprint": "f", "at": "1", "reason": "r"}]},
+        {"format": 1, "sentences": [7]},
+    ],
+)
 def test_damaged_state_is_refused(state: dict[str, Any]) -> None:
     """With an error that can be told from a fault of ours."""
     with pytest.raises(ValueError, match="quarantine"):
         Quarantine().load(state)
+
+
+def test_what_is_no_sentence_of_ours_is_left_out() -> None:
+    """In a table that other proxies write to as well."""
+    quarantine, other = held(), Quarantine()
+    good = quarantine.entries()
+    other.replace(
+        {
+            **good,
+            "x": "{",
+            "y": "7",
+            "z": '{"lane": {}, "fingerprint": "f", "at": 1, "reason": "r"}',
+            "w": '{"lane": "l", "fingerprint": "f", "at": null, "reason": "r"}',
+        }
+    )
+    assert other.entries() == good
 
 
 # --- routing -----------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ async def test_a_busy_server_is_tried_later() -> None:
     await trials.aclose()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"fp": 7}', '{"fp": "odd"}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"fp": 7}', '{"fp": "odd"}', '{"fp": ["honoured"]}'])
 def test_a_damaged_file_is_no_memory(tmp_path: Path, content: str) -> None:
     (tmp_path / "fields.json").write_text(content)
     assert Trials(tmp_path / "fields.json").verdict("fp") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -175,9 +176,23 @@ def test_a_table_is_shared_entry_by_entry(server: RunningRedis) -> None:
 def test_what_it_cannot_read_is_an_error_of_the_store(server: RunningRedis) -> None:
     """Foreign data under our keys."""
     store = RedisStore(server.url)
-    store._db.xadd("specproxy:2:observations", {"o": "{", "p": "x"})
+    store._db.hset("specproxy:2:policy:p", "state", "{")
     with pytest.raises(StoreError, match="cannot read"):
-        store.recent(1)
+        store.load_policy("p")
+
+
+def test_entries_that_it_cannot_read_keep_nobody_from_learning(server: RunningRedis) -> None:
+    """Those of a proxy of another version are left out, wherever they stand."""
+    store = RedisStore(server.url)
+    for entry in ({"o": "{", "p": "x"}, {"x": "y"}, {"o": "{}", "p": "x"}):
+        store._db.xadd("specproxy:2:observations", entry)
+    see(store, "a")
+    store._db.xadd("specproxy:2:observations", {"o": json.dumps({"kind": "code"}), "p": "x"})
+    see(store, "b")
+    store._db.xadd("specproxy:2:observations", {"o": "1", "p": "x"})
+    assert ids(store) == ["a", "b"]
+    assert [entry.seen.request_id for entry in store.after(START, 1)] == ["a"]
+    assert [seen.request_id for seen in store.recent(2)] == ["b", "a"]
 
 
 def test_a_password_is_not_told() -> None:

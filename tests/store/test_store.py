@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sqlite3
 import stat
@@ -17,7 +19,7 @@ import pytest
 from specproxy.errors import StoreError
 from specproxy.records import Observation, Outcome, TempBucket, TimingSource, Workload
 from specproxy.store import Event, MemoryStore, SqliteStore, Store, open_store
-from specproxy.store.base import from_json
+from specproxy.store.base import from_json, to_json
 from specproxy.store.redis import RedisStore
 from tests.support.redis import running_redis
 
@@ -63,6 +65,19 @@ def test_what_is_no_observation_is_refused(text: str) -> None:
     """By errors that every store makes its own."""
     with pytest.raises((ValueError, KeyError, TypeError)):
         from_json(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lane": 7}, {"output_tokens": "x"}, {"output_tokens": 1.5}, {"status": True}, {"decode_s": -1},
+     {"kind": []}, {"decode_s": math.nan}, {"total_s": math.inf}, {"streamed": 1}, {"lane": None},
+     {"flags": [1]}, {"at": None}],
+    ids=str,
+)  # fmt: skip
+def test_an_observation_with_damage_is_refused(changes: dict[str, object]) -> None:
+    """What is of another kind would be an error wherever it is learned from."""
+    with pytest.raises((ValueError, TypeError)):
+        from_json(json.dumps(json.loads(to_json(SEEN)) | changes))
 
 
 def test_an_observation_comes_back_as_it_went_in(store: Store) -> None:

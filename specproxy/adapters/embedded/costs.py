@@ -156,7 +156,7 @@ class StepCosts:
             widths = {int(width): _mean(pair) for width, pair in data["widths"].items()}
             guesses = {str(name): _mean(pair) for name, pair in data["guesses"].items()}
             slopes = {int(width): _bounded(float(slope)) for width, slope in data["slopes"].items()}
-        except (KeyError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not the costs of steps: {error!r}") from None
         self._widths, self._guesses, self._slopes = widths, guesses, slopes
 

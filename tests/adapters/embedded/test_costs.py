@@ -132,6 +132,7 @@ def test_costs_outlive_a_restart() -> None:
         {"widths": {"1": [0.02, 1]}, "guesses": {}},
         {"widths": {"1": [-1, 3]}, "guesses": {}, "slopes": {}},
         {"widths": {"x": [1, 3]}, "guesses": {}, "slopes": {}},
+        {"widths": {"1": []}, "guesses": {}, "slopes": {}},
     ],
 )
 def test_a_damaged_file_is_refused(data: dict[str, object]) -> None:
