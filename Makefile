@@ -8,6 +8,7 @@ RUN := $(BIN)/python
 PIP := $(RUN) -m pip --disable-pip-version-check
 BASE := $(VENV)/.base-installed
 ENGINE := $(VENV)/.engine-installed
+ATHERIS := $(VENV)/.atheris-looked-for
 WORLDS ?= benchmarks/worlds
 
 .DEFAULT_GOAL := help
@@ -34,6 +35,12 @@ $(ENGINE): $(BASE)
 	else \
 		echo "No C++ compiler: going on without the embedded engine" >&2; \
 	fi
+
+# Atheris has wheels for Linux and some versions of Python; without it hypothesis alone makes inputs.
+$(ATHERIS): $(BASE)
+	@$(PIP) install --quiet --only-binary atheris --editable '.[fuzz]' \
+		|| echo "No wheel of atheris for this Python: going on with hypothesis alone" >&2
+	@touch $@
 
 setup: $(BASE) ## Make the virtual environment with all but the embedded engine
 
@@ -79,8 +86,8 @@ bench-load: $(BASE) ## 500 streams at once: delay between events, CPU, memory, c
 soak: $(BASE) ## Mixed traffic on real lanes that are killed at random (MINUTES=30)
 	@$(RUN) -m benchmarks.soak --minutes $(or $(MINUTES),30)
 
-fuzz: $(BASE) ## Fuzz every parser with hypothesis (SECONDS=60, SEED=number)
-	@$(RUN) -m benchmarks.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+fuzz: $(ATHERIS) ## Fuzz every parser with hypothesis and atheris (SECONDS=60, SEED=number, JOBS=1)
+	@$(RUN) -m benchmarks.fuzz --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED))
 
 bench-classify: $(BASE) ## Accuracy of the classifier, and what its mistakes cost
 	@$(RUN) -m benchmarks.bench_classify

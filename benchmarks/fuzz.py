@@ -1,121 +1,143 @@
 """Fuzz every parser: whatever comes, only errors of ours are raised. The last line is a JSON object.
 
-    python -m benchmarks.fuzz [--seconds N] [--seed N] [--only NAME]
-    python -m benchmarks.fuzz --atheris NAME [atheris options]
+    python -m benchmarks.fuzz [--seconds N] [--seed N] [--only NAME] [--jobs N] [--engine hypothesis|atheris]
 
-Inputs are made by hypothesis, out of nothing or from well-formed ones, in the time that there is; an input that
-fails is made smaller and shown. With atheris (``pip install atheris`` in an environment of its own, on a Python
-that has wheels for it) one target is fuzzed with coverage as its guide until it fails or is stopped.
+Inputs are made in two ways, in half of the time each: by hypothesis, out of nothing or from well-formed ones,
+where an input that fails is made smaller; and by atheris (libFuzzer), guided by which lines of specproxy an
+input reaches, if it is installed (the extra ``fuzz``). What atheris has found worth keeping stays in
+``.cache/fuzz``, and is where the next run goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
+import importlib.util
 import json
+import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import hypothesis
-from hypothesis import strategies as st
-
-from benchmarks.fuzz_targets import SEEDS, TARGETS, Target
-
-EXAMPLES = 150  # of one round
-TOKENS = (
-    b"null",
-    b"-1",
-    b"1e999",
-    b"{}",
-    b"[]",
-    b'"',
-    b"\\u0000",
-    b"\xff",
-    b"\r\n\r\n",
-    b"data: ",
-    b"0",
-    b"true",
-)
+ENGINES = ("hypothesis", "atheris")
+ROOT = Path(__file__).resolve().parent.parent
+CORPUS = ROOT / ".cache" / "fuzz"
 
 
-@st.composite
-def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
-    """A well-formed input with some places cut out, doubled, or replaced."""
-    data = draw(st.sampled_from(seeds))
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(data)))
-        end = min(len(data), start + draw(st.integers(0, 40)))
-        piece = draw(st.one_of(st.sampled_from(TOKENS), st.binary(max_size=8), st.just(data[start:end] * 2)))
-        data = data[:start] + piece + data[end:]
-    return data
+@dataclass(frozen=True, slots=True)
+class Fuzzed:
+    """What came of one target. `reached` counts what libFuzzer has seen: edges of the code."""
+
+    inputs: int
+    failure: str = ""
+    reached: int | None = None
 
 
-def rounds(name: str, target: Target, seconds: float, seed: int, examples: int = EXAMPLES) -> tuple[int, str]:
-    """Fuzz one target for so long; returns how many inputs it got, and what failed."""
-    tried = 0
-    inputs = st.one_of(st.binary(max_size=400), mutated(SEEDS[name]), mutated(SEEDS[name]))
-    until = time.monotonic() + seconds
-    number = 0
-    while number == 0 or time.monotonic() < until:
+def with_hypothesis(name: str, seconds: float, seed: int) -> Fuzzed:
+    """Fuzz one target in this process."""
+    from benchmarks import fuzz_files  # noqa: F401 - adds targets
+    from benchmarks.fuzz_inputs import rounds
+    from benchmarks.fuzz_targets import TARGETS
 
-        @hypothesis.seed(seed * 100_000 + number)
-        @hypothesis.settings(
-            max_examples=examples,
-            deadline=None,
-            database=None,
-            print_blob=False,
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )
-        @hypothesis.given(inputs)
-        def check(data: bytes) -> None:
-            nonlocal tried
-            tried += 1
+    return Fuzzed(*rounds(name, TARGETS[name], seconds, seed))
+
+
+def with_atheris(name: str, seconds: float, seed: int) -> Fuzzed:
+    """Fuzz one target in a process of its own, which libFuzzer ends itself."""
+    corpus, failed = CORPUS / name, CORPUS / "failed"
+    for folder in (corpus, failed):
+        folder.mkdir(parents=True, exist_ok=True)
+    options = ["-max_len=4096", "-timeout=20", "-rss_limit_mb=3000", f"-seed={1 + seed % 2**31}"]
+    options += [f"-max_total_time={max(1, round(seconds))}", f"-artifact_prefix={failed / name}-"]
+    command = [sys.executable, "-m", "benchmarks.fuzz_atheris", name, *options, "-print_final_stats=1"]
+    done = subprocess.run([*command, str(corpus)], capture_output=True, text=True, cwd=ROOT, errors="replace")
+    lines = done.stderr.splitlines()
+    inputs = next((int(line.split()[-1]) for line in lines if "number_of_executed_units" in line), 0)
+    reached = [line.partition("cov: ")[2].split()[0] for line in lines if "cov: " in line]
+    failure = ""
+    if done.returncode:
+        shown = "\n".join(line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("#"))
+        failure = f"{name}: atheris ended with {done.returncode}: {shown[-3000:]}"
+    return Fuzzed(inputs, failure, int(reached[-1]) if reached else None)
+
+
+def run(name: str, seconds: float, seed: int, engines: list[str]) -> dict[str, Fuzzed]:
+    """Fuzz one target in every way, in a process of its own each."""
+    found = {}
+    for engine in engines:
+        if engine == "atheris":
+            found[engine] = with_atheris(name, seconds / len(engines), seed)
+        else:
+            command = [sys.executable, "-m", "benchmarks.fuzz", "--one", name, "--seed", str(seed)]
+            command += ["--seconds", str(seconds / len(engines))]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
             try:
-                target(data)
-            except BaseException as error:
-                error.add_note(f"input (base64): {base64.b64encode(data).decode()}")
-                raise
-
-        try:
-            check()
-        except Exception as error:
-            notes = "; ".join(note for note in getattr(error, "__notes__", ()) if note.startswith("input"))
-            return tried, f"{name}: {error!r}; {notes}"
-        number += 1
-    return tried, ""
+                found[engine] = Fuzzed(*json.loads(done.stdout.splitlines()[-1]))
+            except (ValueError, IndexError):
+                found[engine] = Fuzzed(
+                    0, f"{name}: hypothesis ended with {done.returncode}: {done.stderr[-2000:]}"
+                )
+    return found
 
 
-def with_atheris(name: str, options: list[str]) -> None:
-    """Fuzz one target with libFuzzer, guided by coverage."""
-    import atheris
-
-    atheris.instrument_all()
-    atheris.Setup([sys.argv[0], *options], TARGETS[name])
-    atheris.Fuzz()
+def told(name: str, found: dict[str, Fuzzed]) -> str:
+    """A line for one target."""
+    parts = [
+        f"{one.inputs} inputs by {engine}" + (f" (reached {one.reached} edges)" if one.reached else "")
+        for engine, one in found.items()
+    ]
+    return f"{name:14} {', '.join(parts)}{'; FAILED' if any(one.failure for one in found.values()) else ''}"
 
 
 def main() -> None:
     """Run and print."""
+    from benchmarks import fuzz_files  # noqa: F401 - adds targets
+    from benchmarks.fuzz_targets import TARGETS
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together, on one core")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", choices=sorted(TARGETS))
-    parser.add_argument("--atheris", metavar="NAME", choices=sorted(TARGETS))
-    args, options = parser.parse_known_args()
-    if args.atheris:
-        with_atheris(args.atheris, options)
-        return
+    parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")
+    parser.add_argument("--engine", choices=ENGINES, help="one way only")
+    parser.add_argument("--one", choices=sorted(TARGETS), help=argparse.SUPPRESS)  # a process of `run`
+    args = parser.parse_args()
     warnings.simplefilter("ignore")
+    if args.one:
+        one = with_hypothesis(args.one, args.seconds, args.seed)
+        print(json.dumps([one.inputs, one.failure, one.reached]))
+        return
+    engines = [args.engine] if args.engine else list(ENGINES)
+    if "atheris" in engines and importlib.util.find_spec("atheris") is None:
+        print("atheris is not installed (pip install 'specproxy[fuzz]'), so hypothesis alone makes inputs")
+        engines = ["hypothesis"]
     names = [args.only] if args.only else list(TARGETS)
-    counts, failures = {}, []
-    for name in names:
-        counts[name], failure = rounds(name, TARGETS[name], args.seconds / len(names), args.seed)
-        print(f"{name:12} {counts[name]} inputs{'; FAILED' if failure else ''}", flush=True)
-        if failure:
-            failures.append(failure)
-            print(failure, file=sys.stderr, flush=True)
-    print(json.dumps({"seed": args.seed, "inputs": sum(counts.values()), "failed": len(failures), **counts}))
+    results = {}
+    with ThreadPoolExecutor(args.jobs) as pool:
+        jobs = {name: pool.submit(run, name, args.seconds / len(names), args.seed, engines) for name in names}
+        for name, job in jobs.items():
+            results[name] = job.result()
+            print(told(name, results[name]), flush=True)
+    report(args.seed, engines, results)
+
+
+def report(seed: int, engines: list[str], results: dict[str, dict[str, Fuzzed]]) -> None:
+    """Print what failed, and the JSON object; exits with 1 if something did."""
+    failures = [one.failure for found in results.values() for one in found.values() if one.failure]
+    for failure in failures:
+        print(failure, file=sys.stderr, flush=True)
+    whole: dict[str, Any] = {
+        "seed": seed,
+        "targets": len(results),
+        "inputs": sum(one.inputs for found in results.values() for one in found.values()),
+        "failed": len(failures),
+    }
+    for engine in engines:
+        whole[engine] = {name: found[engine].inputs for name, found in results.items()}
+    print(json.dumps(whole))
     sys.exit(bool(failures))
 
 

@@ -5,47 +5,36 @@ Each also has seeds: well-formed input, from which variants are made.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import orjson
 
 from benchmarks.chaos.faults import SHAPES
-from specproxy.adapters.gguf_facts import read_facts as read_gguf
 from specproxy.adapters.reader import ResponseReader
-from specproxy.config import load
-from specproxy.errors import ConfigError, ModelFileError, StoreError
-from specproxy.proxy.board import Board
 from specproxy.proxy.dialects import dialect_of, read_facts, render_error
 from specproxy.proxy.guard import Guard
 from specproxy.proxy.handlers import origin_form
 from specproxy.proxy.headers import read_inbound, response_headers
 from specproxy.proxy.inbound import HeaderView
-from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.splice import splice
 from specproxy.proxy.split import LineSplitter, SseSplitter
 from specproxy.proxy.tap import Tap
 from specproxy.records import Dialect
-from specproxy.store.base import Event, from_json, to_json
-from specproxy.store.sqlite import open_store
 from specproxy.strategies.classify import classify
-from specproxy.strategies.learner import Learner
-from tests.proxy.samples import observation
-from tests.support.random_model import write_random
 
-__all__ = ["SEEDS", "TARGETS", "Target"]
+__all__ = ["FOLDER", "SEEDS", "TARGETS", "Target", "target"]
 
 Target = Callable[[bytes], None]
 TARGETS: dict[str, Target] = {}
 SEEDS: dict[str, list[bytes]] = {}
-_FOLDER = Path(tempfile.mkdtemp(prefix="specproxy-fuzz-"))
+FOLDER = Path(tempfile.mkdtemp(prefix="specproxy-fuzz-"))
 
 
-def _target(*seeds: bytes) -> Callable[[Target], Target]:
+def target(*seeds: bytes) -> Callable[[Target], Target]:
+    """Have a function fuzzed under its name, with variants of these inputs."""
+
     def note(function: Target) -> Target:
         name = function.__name__.strip("_")
         TARGETS[name], SEEDS[name] = function, list(seeds)
@@ -64,7 +53,7 @@ _REQUESTS += [
 ]
 
 
-@_target(*_REQUESTS)
+@target(*_REQUESTS)
 def _request(data: bytes) -> None:
     """A request body, read as every dialect, judged, and spliced."""
     for dialect in Dialect:
@@ -88,7 +77,7 @@ _STREAMS += [
 ]
 
 
-@_target(*_STREAMS)
+@target(*_STREAMS)
 def _reply(data: bytes) -> None:
     """A reply, read beside its stream as every dialect and kind, in two pieces."""
     middle = len(data) // 2
@@ -102,7 +91,7 @@ def _reply(data: bytes) -> None:
             assert 0.0 <= facts.weight <= 1.0
 
 
-@_target(*_STREAMS)
+@target(*_STREAMS)
 def _splitters(data: bytes) -> None:
     """Any chunking of a stream gives the same events."""
     for make in (LineSplitter, SseSplitter):
@@ -113,7 +102,7 @@ def _splitters(data: bytes) -> None:
         assert found + pieces.end() == expected, "events depend on the chunking"
 
 
-@_target(
+@target(
     b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX: y\r\n\r\n",
     b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.0 404 No\r\n\r\n",
@@ -131,7 +120,7 @@ def _response(data: bytes) -> None:
         response_headers(reader.head.headers)
 
 
-@_target(
+@target(
     b"POST\n/v1/chat/completions?a=%2F\nHost: localhost:80\nOrigin: https://[::1]:1\nContent-Length: 5\n",
     b"GET\nhttp://x/api/tags\nAuthorization: Basic eDp5\nConnection: close, x-a\nX-Specproxy-Strategy: mtp\n",
 )
@@ -151,99 +140,3 @@ def _head(data: bytes) -> None:
             guard.check(view)
         except Exception as error:
             render_error(dialect, path, error, 403)  # type: ignore[arg-type]  # any other than ours fails in there
-
-
-@_target(
-    (Path(__file__).resolve().parent.parent / "examples" / "config.yaml").read_bytes(),
-    b"limits: {body: 1GiB}\nupstream: [http://127.0.0.1:1]\n",
-    b"log: {level: info}\nstrategies: 'plain,mtp:4'\n",
-)
-def _config(data: bytes) -> None:
-    """A configuration file."""
-    path = _FOLDER / "config.yaml"
-    path.write_bytes(data)
-    try:
-        load(path, environ={})
-    except ConfigError:
-        return
-
-
-def _gguf_seed() -> bytes:
-    path = _FOLDER / "seed.gguf"
-    write_random(path)
-    return path.read_bytes()[:60_000]
-
-
-@_target(_gguf_seed(), b"GGUF\x03\0\0\0" + b"\0" * 16)
-def _gguf(data: bytes) -> None:
-    """A model file."""
-    path = _FOLDER / "model.gguf"
-    path.unlink(missing_ok=True)  # never written over: it may be mapped
-    path.write_bytes(data)
-    try:
-        read_gguf(path)
-    except ModelFileError:
-        return
-
-
-def _learner_seed() -> bytes:
-    learner = Learner()
-    for i in range(5):
-        learner.learn_one(replace(observation(), request_id=str(i), at=1000.0 + i))
-    return json.dumps(learner.dump()).encode()
-
-
-def _board_seed() -> bytes:
-    board = Board()
-    board.observe(observation())
-    return json.dumps(board.dump()).encode()
-
-
-@_target(
-    _learner_seed(),
-    _board_seed(),
-    to_json(observation()).encode(),
-    b'{"format":1,"sentences":[{"lane":"a","fingerprint":"f","at":1,"reason":"r"}]}',
-)
-def _state(data: bytes) -> None:
-    """What a store gives back: the states of policy, board and quarantine, and an observation."""
-    text = data.decode("utf-8", "replace")
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # every store makes them its own error
-        from_json(text)
-    try:
-        state = json.loads(text)
-    except (ValueError, RecursionError):
-        return
-    for part in (Learner(), Board(), Quarantine()):
-        with contextlib.suppress(ValueError):
-            part.load(state if isinstance(state, dict) else {})
-
-
-def _sqlite_seed() -> bytes:
-    path = _FOLDER / "seed.db"
-    store, _ = open_store(path)
-    store.append([observation()])
-    store.add_event(Event(1.0, "kind", "message"))
-    store.save_policy("p", {"a": 1}, 1.0)
-    store.close()
-    return path.read_bytes()
-
-
-@_target(_sqlite_seed())
-def _state_file(data: bytes) -> None:
-    """The state file itself."""
-    for old in _FOLDER.glob("state.db*"):
-        old.unlink()
-    path = _FOLDER / "state.db"
-    path.write_bytes(data)
-    store, _ = open_store(path)
-    for read in (
-        lambda: store.recent(5),
-        lambda: store.events(5),
-        lambda: store.load_policy("p"),
-        store.summary,
-        lambda: store.append([observation()]),
-    ):
-        with contextlib.suppress(StoreError):
-            read()
-    store.close()

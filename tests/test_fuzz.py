@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import random
+
 import pytest
 
-from benchmarks.fuzz import rounds
+from benchmarks import fuzz_files  # noqa: F401 - adds targets
+from benchmarks.fuzz_inputs import reshaped, rounds
 from benchmarks.fuzz_targets import SEEDS, TARGETS
 
 
@@ -36,3 +40,12 @@ def test_seeds_are_read_well() -> None:
     for name, seeds in SEEDS.items():
         for seed in seeds:
             TARGETS[name](seed)
+
+
+def test_a_reshaped_text_is_still_json_and_another() -> None:
+    """So that what lies behind the reading of JSON is reached."""
+    seed = b'{"a": [1, {"b": "c"}], "d": null}'
+    made = {reshaped(seed, random.Random(i)) for i in range(50)}
+    assert len(made) > 25
+    assert all(json.loads(text) is not ... for text in made)
+    assert reshaped(b"no JSON", random.Random(1)) == b"no JSON"
