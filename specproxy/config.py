@@ -79,6 +79,8 @@ class LimitSettings(_Section):
     """Longest request line and headers together; more is answered with 431."""
     headers: int = Field(default=256, ge=16)
     """Headers of a request; more are answered with 431."""
+    patience: float = Field(default=60.0, gt=0)
+    """Seconds for a request's head, and between two pieces of its body; slower ones are answered with 408."""
 
 
 class CaptureSettings(_Section):

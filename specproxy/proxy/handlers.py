@@ -157,6 +157,10 @@ class Handlers:
         request = call.request
         if request.fault is not None:
             raise request.fault
+        if call.inbound.coded:  # chunks are undone here, and nobody behind us would know of the rest
+            raise RequestError(
+                "no transfer coding but chunked is known here", status=501, code="not_implemented"
+            )
         path = call.target.partition("?")[0]
         if self._admin is not None and (path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")):
             await self._answer(self._admin, call)

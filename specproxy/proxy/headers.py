@@ -52,6 +52,7 @@ class Inbound:
     encoded: bool = False  # the body has a Content-Encoding
     private: bool = False  # the client does not want it captured
     verifying: bool = False  # a pinned lane is asked although it is in quarantine
+    coded: bool = False  # the body has a transfer coding besides chunks
 
     def without(self, name: bytes) -> Inbound:
         """The same, with the header `name` (lower case) kept from the upstream."""
@@ -64,13 +65,13 @@ def read_inbound(raw: Headers) -> Inbound:
     named: set[bytes] = set()
     pin = None
     length = None
-    expects_continue = encoded = private = verifying = False
+    expects_continue = encoded = private = verifying = coded = False
     for item in raw:
         name = item[0].lower()
         if name == b"connection":
             named |= _tokens(item[1])
         elif name in _HOP_BY_HOP:
-            continue
+            coded = coded or (name == b"transfer-encoding" and item[1].strip().lower() != b"chunked")
         elif name in _WRITTEN_BY_TRANSPORT:
             length = int(item[1]) if name == b"content-length" else length
         elif name.startswith(OWN_PREFIX):
@@ -83,7 +84,7 @@ def read_inbound(raw: Headers) -> Inbound:
         else:
             encoded = encoded or name == b"content-encoding"
             kept.append(item)
-    return Inbound(_without(kept, named), pin, expects_continue, length, encoded, private, verifying)
+    return Inbound(_without(kept, named), pin, expects_continue, length, encoded, private, verifying, coded)
 
 
 def end_to_end(trailers: Iterable[tuple[bytes, bytes]]) -> Headers:

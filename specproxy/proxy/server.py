@@ -47,7 +47,7 @@ class ServerLimits:
     connections: int = 4096
     head_bytes: int = 128 * 1024
     headers: int = 256
-    head_s: float = 60.0  # from the first byte of a head to its last
+    patience_s: float = 60.0  # from the first byte of a head to its last, and between bytes of a body
     idle_s: float = 600.0  # between requests
     linger_s: float = 5.0  # reading on after an answer to a request that had not come whole
 
@@ -59,6 +59,16 @@ class ServerLimits:
             code="header_too_large",
             hint="limits.head and limits.headers in the configuration raise the limit",
             limit="limits.head and limits.headers",
+        )
+
+    def too_slow(self) -> RequestError:
+        """The error for a head that takes too long, or a body that does not go on."""
+        return RequestError(
+            f"the request has not come within {self.patience_s:g} seconds",
+            status=408,
+            code="request_timeout",
+            hint="limits.patience in the configuration raises the limit",
+            limit="limits.patience",
         )
 
     def too_many_connections(self) -> RequestError:
@@ -102,7 +112,9 @@ class ClientConnection(asyncio.Protocol):
         self._closing = False
         self._drained: asyncio.Future[None] | None = None  # there while the client reads slowly
         self._timer: asyncio.TimerHandle | None = None
-        self._since = self._loop.time()  # when the connection became idle, or the head began
+        self._since = self._loop.time()  # when the connection became idle, the head began, or a body went on
+        self._between = 0  # bytes that came since the last byte of a body
+        self._begun = False  # a byte of the body that is arriving has come
         self._peer = ""
         self._too_many = False  # this connection is one too many
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -137,10 +149,20 @@ class ClientConnection(asyncio.Protocol):
         return self._task is not None
 
     def expire(self, now: float) -> None:
-        """Close if the client has been idle, or at its head, for too long."""
-        limit = self._limits.head_s if self._in_head else self._limits.idle_s
-        if self._task is None and now - self._since > limit:
-            self.close()
+        """Close if the client has been idle for too long; refuse a request that does not come."""
+        waited = now - self._since
+        if self._task is None:
+            if self._in_head and waited > self._limits.patience_s:
+                self._fault(self._limits.too_slow())
+            elif not self._in_head and waited > self._limits.idle_s:
+                self.close()
+        elif self._open is not None and waited > self._limits.patience_s and not self._waits_for_us():
+            self._fault(self._limits.too_slow())
+
+    def _waits_for_us(self) -> bool:
+        """Whether the client may not go on with its body, or has not been told to."""
+        told = self._begun or all(name.lower() != b"expect" for name, _ in self._headers)
+        return self._paused or not told
 
     def close(self) -> None:
         """Close once what was written has been sent."""
@@ -199,7 +221,7 @@ class ClientConnection(asyncio.Protocol):
                 data = self._feed(data)
         except httptools.HttpParserError as error:
             self._fault(RequestError(f"the request is not valid HTTP: {error}"))
-        if self._in_head and self._head_bytes > self._limits.head_bytes:
+        if max(self._head_bytes if self._in_head else 0, self._between) > self._limits.head_bytes:
             self._fault(self._limits.head_too_long())
 
     def _feed(self, data: bytes) -> bytes:
@@ -210,6 +232,8 @@ class ClientConnection(asyncio.Protocol):
                 return b""
         if self._in_head:
             self._head_bytes += len(data)
+        elif self._open is not None:  # what is no byte of the body is for its framing, and trailers
+            self._between += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -261,7 +285,9 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._replayed_head:
             return
-        self._in_head = False
+        self._in_head = self._begun = False
+        self._between = 0
+        self._since = self._loop.time()
         body = self._open = RequestBody(self._body_level)
         version = self._parser.get_http_version()
         method, target = self._said or (self._parser.get_method(), self._url)
@@ -289,6 +315,9 @@ class ClientConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         if self._open is not None:
+            self._between = 0
+            self._begun = True
+            self._since = self._loop.time()
             self._open.feed(data)
 
     def on_message_complete(self) -> None:
@@ -328,9 +357,10 @@ class ClientConnection(asyncio.Protocol):
         if self._open is not None:
             self._open.fail(error)
         elif not self._last:  # bytes behind the last request do not matter
+            target = self._url.decode("utf-8", "surrogateescape") if self._in_head and self._url else "/"
             self._in_head = False
             body = RequestBody(self._body_level)
-            self._dispatch(ClientRequest("GET", "/", (), body, keep_alive=False, fault=error))
+            self._dispatch(ClientRequest("POST", target, (), body, keep_alive=False, fault=error))
 
     def _dispatch(self, request: ClientRequest) -> None:
         self._waiting.append(request)

@@ -419,7 +419,7 @@ class Service:
 
 def _edges(settings: Settings) -> ServerLimits:
     given = settings.limits
-    return ServerLimits(connections=given.connections, head_bytes=given.head, headers=given.headers)
+    return ServerLimits(given.connections, given.head, given.headers, given.patience)
 
 
 def _limits(settings: Settings) -> Limits:

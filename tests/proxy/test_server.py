@@ -175,7 +175,7 @@ def test_headers_are_looked_up_without_case() -> None:
 @both_loops
 async def test_idle_connections_are_closed_in_time() -> None:
     """One that waits between requests, and one that does not finish its head; a busy one stays."""
-    limits = ServerLimits(head_s=10.0, idle_s=30.0)
+    limits = ServerLimits(patience_s=10.0, idle_s=30.0)
     async with (
         Upstream(lambda conn: conn.gone()) as upstream,
         running_proxy(upstream.url, server_limits=limits) as proxy,
@@ -191,8 +191,9 @@ async def test_idle_connections_are_closed_in_time() -> None:
         proxy.server.expire(now + 9.0)
         assert proxy.server.connections == 3
         proxy.server.expire(now + 20.0)
-        assert await slow.rest() == b""
-        assert proxy.server.connections == 2
+        assert (await slow.rest()).startswith(b"HTTP/1.1 408 ")
+        slow.writer.close()
+        await settled(lambda: proxy.server.connections == 2)
         proxy.server.expire(now + 40.0)
         assert await idle.rest() == b""
         assert proxy.server.connections == 1
@@ -327,7 +328,7 @@ async def test_many_clients_at_once() -> None:
                 assert (await client.ask(post("/v1/chat/completions", body))).body == body
 
     async with Upstream(script) as upstream, running_proxy(upstream.url) as proxy:
-        await asyncio.gather(*(one(proxy.port, i) for i in range(200)))
+        await asyncio.gather(*(one(proxy.port, i) for i in range(800)))
         await settled(lambda: len(proxy.seen) == 600)
         await settled(lambda: proxy.server.connections == 0)
         assert proxy.router.load.in_flight == 0
@@ -433,6 +434,79 @@ async def test_connections_far_above_the_limit_are_closed() -> None:
         async with await RawClient.connect(proxy.port) as last:
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await last.ask(GET)
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("path", "error"), [(b"/api/chat", b'{"error":"the request has not'), (b"/v1/messages", b'{"type":"error"')]
+)
+async def test_slow_requests_are_refused(path: bytes, error: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """408 in the dialect of the path, for a head and for a body that do not go on; the log says which limit."""
+    limits = ServerLimits(patience_s=10.0)
+    async with (
+        Upstream(lambda conn: conn.gone()) as upstream,
+        running_proxy(upstream.url, server_limits=limits) as proxy,
+        await RawClient.connect(proxy.port) as head,
+        await RawClient.connect(proxy.port) as body,
+        await RawClient.connect(proxy.port) as told_to_wait,
+    ):
+        await head.send(b"POST %b HTTP/1.1\r\nHo" % path)
+        await body.send(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{" % path)
+        await told_to_wait.send(
+            b"PUT /x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+        )
+        await settled(lambda: proxy.handlers.active == 2 and proxy.server.connections == 3)
+        await asyncio.sleep(0.02)
+        now = asyncio.get_running_loop().time()
+        proxy.server.expire(now + 9.0)
+        await asyncio.sleep(0.02)
+        assert proxy.handlers.active == 2
+        with caplog.at_level("WARNING"):
+            proxy.server.expire(now + 11.0)
+            for client in (head, body):
+                answer = await client.rest()
+                assert answer.startswith(b"HTTP/1.1 408 ")
+                assert error in answer
+                assert b"limits.patience" in answer
+        assert "limits.patience" in caplog.text
+        assert proxy.handlers.active == 1
+
+
+@both_loops
+@pytest.mark.parametrize("flood", ["trailers", "one trailer", "extension"])
+async def test_what_is_no_body_behind_a_head_is_bounded_too(flood: str) -> None:
+    """Trailers are kept until the end, so a client may not send them without end."""
+    pieces = {
+        "trailers": b"0\r\n" + b"".join(b"T%d: %b\r\n" % (i, b"v" * 1000) for i in range(200)),
+        "one trailer": b"0\r\nT: " + b"v" * 800_000,
+        "extension": b"1;" + b"x" * 800_000,
+    }
+    async with (
+        Upstream(Recorder()) as upstream,
+        running_proxy(upstream.url) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        head = b"POST /api/chat HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+        await client.send(head)
+        await client.send(pieces[flood])
+        answer = await client.rest()
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"limits.head" in answer
+
+
+async def test_a_transfer_coding_that_nobody_undoes_is_refused() -> None:
+    """Else the upstream would take packed bytes for the body."""
+    recorder = Recorder()
+    async with (
+        Upstream(recorder) as upstream,
+        running_proxy(upstream.url) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        await client.send(
+            b"POST /api/chat HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
+        )
+        assert (await client.rest()).startswith(b"HTTP/1.1 501 ")
+        assert recorder.seen == []
 
 
 @pytest.mark.parametrize(
