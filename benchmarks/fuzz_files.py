@@ -282,8 +282,8 @@ class _Answers:
         entries, self._entries = self._entries, []
         return entries
 
-    def xrevrange(self, *_: Any, **__: Any) -> Any:
-        return self._entries
+    def xrevrange(self, *_: Any, **given: Any) -> Any:
+        return self._entries if given.get("max", "+") == "+" else []
 
     def hget(self, *_: Any) -> Any:
         return self._text
@@ -310,7 +310,12 @@ class _Answers:
 def _redis_seed() -> bytes:
     ward = Quarantine(lambda: 1.0)
     ward.put(PLAIN, "r")
-    entries = [["1-0", {"o": to_json(observation()), "e": json.dumps({"at": 1, "kind": "k", "message": "m"})}]]
+    entries = [
+        [
+            "1-0",
+            {"o": to_json(observation()), "p": "x", "e": json.dumps({"at": 1, "kind": "k", "message": "m"})},
+        ]
+    ]
     return json.dumps(
         {"entries": entries, "hash": ward.entries(), "text": '{"last": "1-0", "state": {}}'}
     ).encode()

@@ -136,7 +136,11 @@ class RedisStore:
     def events(self, n: int) -> list[Event]:
         with _converted():
             entries = self._db.xrevrange(f"{PREFIX}events", count=n)
-            return [Event(**json.loads(fields["e"])) for _, fields in entries]
+        found = []
+        for _, fields in entries:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                found.append(Event(**json.loads(fields["e"])))
+        return found
 
     def close(self) -> None:
         self._db.close()

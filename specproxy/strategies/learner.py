@@ -354,7 +354,7 @@ class Learner:
                 targets[name].restore(entry)
             drift.load(state["drift"])
             dwells = {str(k): Dwell(*(float(v) for v in entry)) for k, entry in state["dwells"].items()}
-        except (KeyError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"damaged learner state: {error!r}") from error
         self._targets, self.drift, self._dwells = targets, drift, dwells
 

@@ -193,6 +193,9 @@ def test_entries_that_it_cannot_read_keep_nobody_from_learning(server: RunningRe
     assert ids(store) == ["a", "b"]
     assert [entry.seen.request_id for entry in store.after(START, 1)] == ["a"]
     assert [seen.request_id for seen in store.recent(2)] == ["b", "a"]
+    store._db.xadd("specproxy:2:events", {"e": '{"at": 1, "kind": "k", "message": "m", "newer": 1}', "p": "x"})
+    store.add_event(Event(1.0, "drift", "m"))
+    assert store.events(5) == [Event(1.0, "drift", "m")]
 
 
 def test_a_password_is_not_told() -> None:
