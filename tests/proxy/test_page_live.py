@@ -68,6 +68,12 @@ def view() -> Shown:
         {"at": 1e9 + 1, "kind": "lane_quarantined", "message": "said something else", "subject": "mtp"},
     ]
     data["learning_curve"] = {"m.gguf": [[n, 0.3 * n / 40 - 0.05] for n in range(1, 41)]}
+    data["engine"] = [
+        {"workload": "code_edit/greedy", "auto_tok_s": 80.0, "fixed_tok_s": {"plain": 40.0, "ngram": 64.0},
+         "auto_vs_best_fixed": 1.25},
+        {"workload": "prose/greedy", "auto_tok_s": 36.0, "fixed_tok_s": {"plain": 40.0},
+         "auto_vs_best_fixed": 0.9},
+    ]  # fmt: skip
     shown = Shown(data)
     for n in range(10):
         shown.board.observe(observation(NGRAM if n % 2 else PLAIN, 0.01, request_id=str(n)), decision())
@@ -155,7 +161,11 @@ async def test_values_on_the_page_are_the_apis(tmp_path: Path) -> None:
         assert f"Decode speed against plain: tool_call ngram {times(ngram, 'ratio')}" in charts
         assert f"Where requests went: tool_call: ngram {percent(ngram['share'])}, plain 50%" in charts
         assert sum("Guesses accepted: tool_call ngram 74%" in label for label in charts) == 1
-        assert len(charts) == 6
+        (against,) = [label for label in charts if label.startswith("Auto against fixed strategies: ")]
+        assert "code_edit/greedy auto 80.0 (1.25x); code_edit/greedy ngram 64.0; " in against
+        assert "prose/greedy auto 36.0 (0.90x)" in against
+        assert await page.evaluate("document.querySelectorAll('#auto circle.bad').length") == 1
+        assert len(charts) == 7
         assert page.said == []
         assert {url.split("/specproxy/")[0] for url in page.asked if not url.startswith("data:")} == {
             f"http://127.0.0.1:{port}"

@@ -115,6 +115,19 @@ function drawAcceptance(place, kinds) {
   lines(place, rows, axis, "Guesses accepted", "No lane has told of any guesses yet.");
 }
 
+function drawAuto(place, workloads) {
+  const rows = workloads.filter(r => known(r.auto_tok_s)).flatMap(r => {
+    const gain = r.auto_vs_best_fixed, colour = !known(gain) ? "mid" : gain < 1 ? "bad" : "good";
+    const text = num(r.auto_tok_s) + (known(gain) ? ` (${num(gain, 2)}x)` : "");
+    const fixed = Object.entries(r.fixed_tok_s).sort((a, b) => b[1] - a[1]);
+    return [{ group: r.workload, name: "auto", text, marks: [{ at: r.auto_tok_s, colour }] },
+      ...fixed.map(([name, at]) => ({ group: r.workload, name, text: num(at), marks: [{ at, colour: "mid" }] }))];
+  });
+  const axis = { lo: 0, hi: Math.max(1, ...rows.map(r => r.marks[0].at)) * 1.1, name: String,
+    marks: [0, 5, 10, 20, 50, 100, 150, 200, 300, 500, 1000] };
+  lines(place, rows, axis, "Auto against fixed strategies", "Auto has answered no request yet.");
+}
+
 const drafting = r => r.speculation ? "drafting" : "plain";
 
 function drawComplete(place, rows) {

@@ -101,6 +101,10 @@ function show(s) {
     drawAcceptance($("accept"), data);
     fill($("kinds"), KINDS, data, "No request has been measured yet.");
   });
+  once("auto", s.engine || [], data => {
+    $("auto").closest("section").hidden = !data.length;  // there is no engine
+    drawAuto($("auto"), data);
+  });
   once("complete", s.time_to_complete, data => {
     drawComplete($("complete"), data);
     fill($("times"), TIMES, data, "");
