@@ -1,7 +1,8 @@
 """What steps cost on this machine: profiled in seconds when a model is first loaded, and kept across restarts.
 
 Each set-up (model, draft, build of llama.cpp, threads, cache types, machine) has a file of its own, which only
-its owner can read. A file that cannot be read is as good as none.
+its owner can read. A file that cannot be read is as good as none. When one is added, those beyond `MOST_FILES`
+that were not written for longest are deleted.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ WIDTHS = (1, 2, 4, 3, 8, 5, 6, 12, 17)  # tokens; the first ones tell the most
 ROUNDS = 5
 BEHIND = 16  # tokens of context while profiling
 SAVE_EVERY_S = 300.0
+MOST_FILES = 32
 
 
 class Measured:
@@ -59,6 +61,7 @@ class Measured:
             if not self._read():
                 profile(runtime, self._costs, self._options.profile_s, self._clock)
                 self.save()
+                self._forget_oldest()
         return self._costs
 
     def save(self) -> None:
@@ -75,6 +78,18 @@ class Measured:
         """`save`, if that is some minutes ago."""
         if self._clock() - self._saved_at >= SAVE_EVERY_S:
             self.save()
+
+    def _forget_oldest(self) -> None:
+        """Delete the files of set-ups that were not used for longest."""
+        if self._path is None:
+            return
+        try:
+            files = sorted(self._path.parent.glob("costs-*.json"), key=lambda path: path.stat().st_mtime)
+            for file in files[:-MOST_FILES]:
+                if file != self._path:
+                    file.unlink()
+        except OSError as error:  # as when another engine was faster
+            log.warning("old costs of steps could not be deleted: %s", error)
 
     def _read(self) -> bool:
         if self._path is None or self._costs is None:

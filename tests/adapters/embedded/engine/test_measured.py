@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tests.support.embedded import Vocabulary
 # isort: split
 from specproxy.adapters.embedded.costs import StepCosts
 from specproxy.adapters.embedded.engine import LlamaEngine
-from specproxy.adapters.embedded.measured import WIDTHS, Measured, profile
+from specproxy.adapters.embedded.measured import MOST_FILES, WIDTHS, Measured, profile
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.runtime import Runtime
 
@@ -111,6 +112,20 @@ def test_another_set_up_has_a_file_of_its_own(runtime: Runtime, pair: Calibrated
     assert len(files(runtime)) == len(before) + 1
     other.close()
     vocabulary.close()
+
+
+def test_set_ups_that_were_not_used_for_long_are_forgotten(runtime: Runtime, tmp_path: Path) -> None:
+    """The oldest go when one is added; other files in the folder stay."""
+    old = [tmp_path / f"costs-{i}.json" for i in range(MOST_FILES + 3)]
+    for at, file in enumerate(old):
+        file.write_text("{}")
+        os.utime(file, (at, at))
+    (tmp_path / "workloads.json").write_text("[]")
+    Measured(replace(runtime.options, state=tmp_path, profile_s=0.5)).costs(runtime)
+    left = {file.name for file in tmp_path.iterdir()}
+    assert len(left) == MOST_FILES + 1
+    assert "workloads.json" in left
+    assert [file for file in old if not file.exists()] == old[:4]
 
 
 async def test_the_engine_keeps_what_it_measured(pair: CalibratedPair, tmp_path: Path) -> None:
