@@ -90,11 +90,11 @@ class Contest:
             per_token = reply.seconds / max(1, int(reply.timings.get("predicted_n", reply.tokens)))
             self.seconds.setdefault(kind, {}).setdefault(contender.name, []).append(per_token)
 
-    def rounds(self, kinds: Mapping[str, Sequence[Contender]], minutes: float, *, least: int = 3) -> None:
-        """Round after round over all kinds until the time is up."""
-        end = time.monotonic() + 60 * minutes
+    def rounds(self, kinds: Mapping[str, Sequence[Contender]], end: float, *, least: int = 3) -> None:
+        """Round after round over all kinds until `end` by the monotonic clock; none that would end after it."""
         done = 0
-        while done < least or time.monotonic() < end:
+        began = time.monotonic()
+        while done < least or time.monotonic() + (time.monotonic() - began) / done < end:
             for kind, contenders in kinds.items():
                 self.round(kind, contenders)
             done += 1

@@ -10,10 +10,10 @@ Parts, each of which fills in its own keys of the last line, one JSON object:
 - servers: on the mixed requests, against the best of several configurations of llama-server, chains included.
 - schema: on JSON-schema requests with a real model, against plain.
 
-Contenders answer the same new prompts in shuffled order. The whole grid is run once or twice to find the few
-that are fastest on each kind; those are then measured against auto by themselves. The successors of all words
-are drawn anew for every run. Strategies of llama-server that remember earlier requests are left out: texts of
-one run overlap.
+Contenders answer the same new prompts in shuffled order. The whole grid is run once to find the few that are
+fastest on each kind; those are then measured against auto by themselves. The successors of all words are drawn
+anew for every run. Strategies of llama-server that remember earlier requests are left out: texts of one run
+overlap. Below twelve minutes the grid is smaller; each part has a least number of pairs, however short it is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,14 @@ MIXED = Region(
     # prose, a JSON object, prose, code; which of it is also quoted in the prompt differs
     stretches=((STRETCH, 0.35, 0.25), (STRETCH, 0.95, 0.80), (STRETCH, 0.35, 0.25), (STRETCH, 0.62, 0.96)),
 )
-SHARES = {"grid": 0.34, "mixed": 0.2, "moe": 0.08, "servers": 0.18, "schema": 0.2}
+SHARES = {
+    "grid": 0.4,
+    "mixed": 0.2,
+    "moe": 0.11,
+    "servers": 0.17,
+    "schema": 0.12,
+}  # of the time, start-up included
+SHORT = 12.0  # minutes below which a smaller grid is looked through
 SCHEMAS = Path(__file__).parent / "data" / "schemas.json"
 
 
@@ -67,6 +74,7 @@ class Bench:
     quick: bool
     llama_server: Path | None
     figures: dict[str, float | str | None] = field(default_factory=dict)
+    end: float = 0.0  # of the part that runs now, by the monotonic clock
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -77,7 +85,7 @@ class Bench:
 
     def lengths(self) -> Lengths:
         """The grid."""
-        return QUICK_LENGTHS if self.quick else LENGTHS
+        return QUICK_LENGTHS if self.quick or self.minutes < SHORT else LENGTHS
 
     def pair(self) -> CalibratedPair:
         """The model of all parts but two."""
@@ -97,7 +105,7 @@ def grid(bench: Bench) -> None:
             print(f"{kind:9} fastest of {len(fixed)}: {contest.best(kind, names)}", flush=True)
         finals = {kind: _finals(engine, contest.fastest(kind, fixed, FINALISTS)) for kind in KINDS}
         contest.forget()
-        contest.rounds(finals, SHARES["grid"] * bench.minutes * 0.7)
+        contest.rounds(finals, bench.end)
         worst: dict[str, Ratio] = {}
         for kind, contenders in finals.items():
             best = contest.best(kind, (each.name for each in contenders if each.name != AUTO))
@@ -146,11 +154,10 @@ def mixed(bench: Bench) -> None:
         ]
         fixed = [engine.contender(name) for name in names]
         contest = Contest(mixed_prompt(bench, pair))
-        for _ in range(1 if bench.quick else 2):
-            contest.round("mixed", fixed)
+        contest.round("mixed", fixed)
         finals = _finals(engine, contest.fastest("mixed", fixed, FINALISTS + 1))
         contest.forget()
-        contest.rounds({"mixed": finals}, SHARES["mixed"] * bench.minutes * 0.6, least=5)
+        contest.rounds({"mixed": finals}, bench.end, least=5)
         best = contest.best("mixed", (each.name for each in finals if each.name != AUTO))
         ratio, null = contest.ratio("mixed", best), contest.ratio("mixed", "plain again", "plain")
         print(f"mixed     {ratio} of {best}   null {null}   {engine.plans('mixed')}")
@@ -166,7 +173,7 @@ def moe(bench: Bench) -> None:
         contest = Contest(lambda kind, number: f"please write the text {pair.marker(kind, number)}")
         contenders = [engine.contender(name) for name in ("plain", AUTO)]
         finals = {kind: [*contenders, engine.contender("plain", "plain again")] for kind in KINDS}
-        contest.rounds(finals, SHARES["moe"] * bench.minutes, least=4)
+        contest.rounds(finals, bench.end, least=4)
         worst: Ratio | None = None
         for kind in KINDS:
             ratio, null = contest.ratio(kind, "plain"), contest.ratio(kind, "plain again", "plain")
@@ -192,11 +199,10 @@ def servers(bench: Bench) -> None:
             port = stack.enter_context(server).port
             rivals.append(Contender(f"llama-server {name}", _asking(port, 4 * STRETCH)))
         contest = Contest(mixed_prompt(bench, pair))
-        for _ in range(1 if bench.quick else 2):
-            contest.round("mixed", [*rivals, engine.contender(AUTO)])
+        contest.round("mixed", [*rivals, engine.contender(AUTO)])
         finals = [*contest.fastest("mixed", rivals, 2), engine.contender(AUTO)]
         contest.forget()
-        contest.rounds({"mixed": finals}, SHARES["servers"] * bench.minutes * 0.5, least=5)
+        contest.rounds({"mixed": finals}, bench.end, least=5)
         best = contest.best("mixed", (each.name for each in finals if each.name != AUTO))
         ratio = contest.ratio("mixed", best)
         print(f"mixed     {ratio} of {best}")
@@ -222,7 +228,7 @@ def schema(bench: Bench) -> None:
         for each in schemas[:: 2 if bench.quick else 1]:
             asked = {"json_schema": each["schema"], "ignore_eos": False}
             kinds[each["name"]] = [engine.contender(name, **asked) for name in ("plain", "ngram:8", AUTO)]
-        contest.rounds(kinds, SHARES["schema"] * bench.minutes, least=2)
+        contest.rounds(kinds, bench.end, least=2)
         pooled = Contest(prompt)
         for by_name in contest.seconds.values():
             for name, seconds in by_name.items():
@@ -258,17 +264,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", action="append", choices=list(PARTS), help="all, if none is named")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=10.0, help="about how long to measure all parts")
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="about how long all takes that is asked for"
+    )
     parser.add_argument("--tokens", type=int, default=128, help="length of a reply of one kind")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 2**31, help="of the texts; else new")
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--quick", action="store_true", help="a smaller grid, no llama-server compiled")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped
+    started = time.monotonic()
     minutes = min(args.minutes, 4.0) if args.quick else args.minutes
     bench = Bench(args.seed, args.threads, minutes, args.tokens, args.quick, args.llama_server)
     try:
-        for name in args.part or PARTS:
+        names = args.part or list(PARTS)
+        for i, name in enumerate(names):
+            left = sum(SHARES[each] for each in names[i:])  # what one part leaves or takes over is the others'
+            bench.end = time.monotonic() + (started + 60 * minutes - time.monotonic()) * SHARES[name] / left
             PARTS[name](bench)
     finally:
         finish(bench)
