@@ -293,8 +293,8 @@ def test_good_priors_save_finding_out() -> None:
 
 
 def test_a_staircase_makes_no_thrash() -> None:
-    """Where two plans are as good as each other, one is kept."""
-    controller = auto()
+    """Where two plans are equally good, one is kept: without hysteresis the length changes 27 times."""
+    controller = auto(measured())
     text = Text().add(1500, {"mtp": 0.55})
     plans: list[Plan] = []
     plan = controller.plan
@@ -305,8 +305,7 @@ def test_a_staircase_makes_no_thrash() -> None:
 
     controller.plan = noting  # type: ignore[method-assign]  # listens in
     run(text, controller)
-    changes = sum(a.drafter != b.drafter for a, b in pairwise(plans))
-    assert changes < len(plans) / 8
+    assert sum(a != b for a, b in pairwise(plans)) <= 9
 
 
 def test_trials_become_rare_while_they_fail() -> None:
@@ -365,6 +364,27 @@ def test_the_end_of_a_text_is_no_reason_to_stop() -> None:
     assert controller._last.drafter == "mtp"
     controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S))
     assert controller.explain() == ""
+
+
+def test_a_million_steps_leave_the_controller_sound() -> None:
+    """Counts stay bounded and chances true, whatever is learnt for ever; a change is followed afterwards."""
+    controller = auto(measured())
+    rng = random.Random(3)
+    for i in range(4000):  # of 250 steps each, as far as forgetting goes
+        for regimes in controller._guesses.values():
+            regimes.step(249)
+        controller._copies.fade(0.995**249)
+        hits = 2 if rng.random() < 0.81 else int(rng.random() < 0.47)
+        plan = Plan("mtp", 2)
+        controller.learn(StepOutcome(plan, 0, 2, hits, PLAIN_S, proposed=2, copied=1, agreed=i % 2))
+    right = controller._guesses["mtp"].rights(2)
+    assert right[0] == pytest.approx(0.9, abs=0.08)
+    assert right[1] == pytest.approx(0.81, abs=0.1)
+    assert sum(controller._guesses["mtp"]._targets) < 500
+    assert controller.plan(StepView(("mtp",), 0, LIMITS, 50, 0)).drafter == "mtp"
+    for _ in range(40):
+        controller.learn(StepOutcome(Plan("mtp", 2), 0, 2, 0, PLAIN_S, proposed=2))
+    assert controller.plan(StepView(("mtp",), 0, LIMITS, 50, 0)) == PLAIN
 
 
 def test_planning_has_no_side_effects_and_keeps_limits() -> None:
