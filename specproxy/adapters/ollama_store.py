@@ -18,6 +18,10 @@ from specproxy.errors import ConfigError
 
 __all__ = ["find_model", "is_file_name", "locate_model", "read_layers", "store_folders", "stored_models"]
 
+NOWHERE = (
+    "give a .gguf file, pull the model with Ollama first, or set OLLAMA_MODELS if its models lie elsewhere"
+)
+
 MODEL_LAYER = "application/vnd.ollama.image.model"
 ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
 TEXT_LAYERS = frozenset({"template", "prompt", "system", "params", "messages"})
@@ -64,7 +68,7 @@ def find_model(name: str, folders: Sequence[Path]) -> Path:
     looked = " and ".join(str(folder) for folder in folders)
     known = sorted({found for folder in folders for found in _names(folder)})
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else "give a .gguf file, or pull the model with Ollama first"
+    hint = f"did you mean {close[0]}?" if close else NOWHERE
     raise ConfigError(f"model: no file {name}, and Ollama has no such model in {looked}", hint=hint)
 
 

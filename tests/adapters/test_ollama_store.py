@@ -54,7 +54,9 @@ def test_an_unknown_name_says_where_was_looked_and_what_is_near(tmp_path: Path) 
     assert caught.value.hint == "did you mean qwen3:8b?"
     with pytest.raises(ConfigError) as caught:
         find_model("xyz", [tmp_path])
-    assert caught.value.hint == "give a .gguf file, or pull the model with Ollama first"
+    assert caught.value.hint.startswith(
+        "give a .gguf file, pull the model with Ollama first, or set OLLAMA_MODELS"
+    )
 
 
 def test_what_cannot_be_used(tmp_path: Path) -> None:
