@@ -13,7 +13,8 @@ import pytest
 if os.environ.get("CI") != "true":
     pytest.importorskip("llama_cpp")  # in CI the marker makes it a failure
 
-from specproxy.adapters.embedded.llama import Batch, Context, ContextParams, Model, ModelParams
+from specproxy.adapters.embedded.batch import Batch
+from specproxy.adapters.embedded.llama import Context, ContextParams, Model, ModelParams
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.runtime import Runtime
 from specproxy.adapters.embedded.scheduler import Event, Scheduler

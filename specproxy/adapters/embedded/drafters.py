@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import Sequence as Seq
 
-from specproxy.adapters.embedded.llama import Batch, Context, DecodeError
+from specproxy.adapters.embedded.batch import Batch
+from specproxy.adapters.embedded.llama import Context, DecodeError
 from specproxy.adapters.embedded.prefix_cache import Slot
 from specproxy.adapters.embedded.sequence import Sequence
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from specproxy.adapters.embedded.llama import Batch, Context, ContextParams, Model
+from specproxy.adapters.embedded.batch import Batch
+from specproxy.adapters.embedded.llama import Context, ContextParams, Model
 from specproxy.errors import RequestError
 
 __all__ = ["Embedder"]

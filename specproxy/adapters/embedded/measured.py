@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import orjson
 
+from specproxy.adapters.embedded.batch import Batch
 from specproxy.adapters.embedded.costs import StepCosts
-from specproxy.adapters.embedded.llama import Batch, Context, DecodeError
+from specproxy.adapters.embedded.llama import Context, DecodeError
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.runtime import Runtime
 from specproxy.adapters.machine import machine_id

@@ -9,10 +9,11 @@ from pathlib import Path
 import psutil
 from llama_cpp import llama_cpp as lib
 
+from specproxy.adapters.embedded.batch import Batch
 from specproxy.adapters.embedded.drafters import ChainedDrafter, DraftModel, MtpHead
 from specproxy.adapters.embedded.environment import huge_pages
 from specproxy.adapters.embedded.facts import check_memory, memory_needs, model_card
-from specproxy.adapters.embedded.llama import Batch, Context, ContextParams, Model, nextn_missing
+from specproxy.adapters.embedded.llama import Context, ContextParams, Model, nextn_missing
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.vocabulary import Vocabulary
 from specproxy.adapters.gguf_facts import check_pair, read_facts

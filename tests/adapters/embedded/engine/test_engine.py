@@ -21,9 +21,10 @@ from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.embedded import GREEDY, request
 
 # isort: split
+from specproxy.adapters.embedded.batch import Batch
 from specproxy.adapters.embedded.courier import QUEUE
 from specproxy.adapters.embedded.engine import LlamaEngine
-from specproxy.adapters.embedded.llama import Batch, Context, DecodeError
+from specproxy.adapters.embedded.llama import Context, DecodeError
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.types import Finished, GenerateRequest, TokenEvent
 from specproxy.errors import BackendError, ConfigError, ModelFileError, PairError, RequestError

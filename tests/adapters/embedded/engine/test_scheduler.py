@@ -18,7 +18,8 @@ from tests.support.random_model import write_random
 
 # isort: split
 from specproxy.adapters.embedded import drafters, runtime
-from specproxy.adapters.embedded.llama import Batch, Context, ContextParams
+from specproxy.adapters.embedded.batch import Batch
+from specproxy.adapters.embedded.llama import Context, ContextParams
 from specproxy.adapters.embedded.scheduler import FEW_ROWS
 from specproxy.adapters.embedded.types import Sampling, TokenEvent
 from specproxy.errors import RequestError, SpecproxyError
