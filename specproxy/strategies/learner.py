@@ -37,7 +37,7 @@ from specproxy.strategies.rules import apply_rules, available
 from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.speed import arm_key, cell_of
 from specproxy.strategies.switching import Dwell
-from specproxy.strategies.target import TargetModel
+from specproxy.strategies.target import ANY, TargetModel
 from specproxy.strategies.thompson import choice_probabilities, worth_exploring
 
 __all__ = ["Learner", "LearnerSettings"]
@@ -198,6 +198,11 @@ class Learner:
         if load is None:
             return None
         load.view.chance = 1.0
+        if load.trial:
+            cost = f"a load of {load.view.load_s:.1f} s"
+            return _Choice(
+                load.view, "explore", f"{load.view.name} is out of use and due for a test, by {cost}"
+            )
         gain = f"a load takes {load.view.load_s:.1f} s and is expected to save {load.saving_s:.1f} s"
         return _Choice(load.view, "reload", f"{gain} by {load.view.name} on this and coming requests")
 
@@ -379,6 +384,7 @@ class Learner:
         if lane.control is Control.RELOAD:
             if view.load_s:
                 self._dwells[lane.backend] = Dwell(situation.at)
+                model.note_run(ANY, view.key, model.pool.plain_s, lost=True)
             elif lane.backend in self._dwells:
                 self._dwells[lane.backend].requests += 1.0
         beside = pricing.plain or view

@@ -15,19 +15,25 @@ from specproxy.strategies.level import features
 from specproxy.strategies.pricing import Pricing, View, token_ratio
 from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.switching import Dwell, future_costs
-from specproxy.strategies.target import TargetModel
+from specproxy.strategies.target import ANY, NEVER, TargetModel
 
 __all__ = ["Load", "foresee", "note_lanes", "plan_load"]
 
 _SWEEPS = 2
+_REACH = 1.6449  # standard deviations: 90% intervals
+_RESTING = "another lane was loaded a short while ago"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A lane that is to be loaded now, and the seconds that this is expected to save."""
+    """A lane that is to be loaded now, and the seconds that this is expected to save.
+
+    `trial` says that it is expected to save none, but may, and has been out of use for long.
+    """
 
     view: View
     saving_s: float
+    trial: bool = False
 
 
 def note_lanes(model: TargetModel, lanes: tuple[LaneStatus, ...]) -> None:
@@ -93,9 +99,34 @@ def plan_load(
             view.note = f"a load of {view.load_s:.1f} s to try it is held back by the gate"
         elif found is None or saving - view.load_s > found.saving_s - found.view.load_s:
             found = Load(view, saving)
+    if found is None:
+        found = _trial(model, pricing, settings, waiting)
     if found is not None:
         found.view.allowed = True
     return found
+
+
+def _trial(model: TargetModel, pricing: Pricing, settings: LearnerSettings, waiting: list[View]) -> Load | None:
+    """A load only to find out, on a workload on which the lane may yet be faster; rarely, and seldom twice.
+
+    What a lane showed on other workloads speaks against it here, or it would have been loaded, but is no proof.
+    """
+    for view in waiting:
+        lane = view.status.lane
+        resident = next((v for v in pricing.views if _holds(v, lane.backend)), None)
+        if resident is None or view.note == _RESTING or view.belief.n >= 1.0:
+            continue
+        if view.decode_s * math.exp(-_REACH * view.sd) >= resident.decode_s:
+            continue
+        excess = settings.dwell_requests * max(view.central - resident.central, 0.0)
+        last = model.tested.get((ANY, view.key), NEVER)
+        share = settings.retest_share * max(settings.retest_first * 0.5 ** max(last.lost - 1, 0), 1.0)
+        cost = view.load_s + resident.status.lane.load_s + excess
+        if (model.pool.plain_s - last.plain_s) * share >= cost and _affordable(
+            model, pricing, resident, view, settings
+        ):
+            return Load(view, 0.0, trial=True)
+    return None
 
 
 def _holds(view: View, backend: str) -> bool:
@@ -108,7 +139,7 @@ def _resting(view: View, situation: Situation, settings: LearnerSettings, dwell:
         return ""
     young = situation.at - dwell.at < settings.dwell_loads * view.load_s
     if young or dwell.requests < settings.dwell_requests:
-        return "another lane was loaded a short while ago"
+        return _RESTING
     return ""
 
 

@@ -17,7 +17,7 @@ from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.speed import SpeedModel
 from specproxy.strategies.switching import Traffic
 
-__all__ = ["NEVER", "LastRun", "TargetModel"]
+__all__ = ["ANY", "NEVER", "LastRun", "TargetModel"]
 
 
 class LastRun(NamedTuple):
@@ -28,6 +28,7 @@ class LastRun(NamedTuple):
 
 
 NEVER = LastRun(0.0)
+ANY = ""  # in place of a workload: when an arm was last loaded, by the time of the account of all workloads
 
 
 @dataclass(slots=True)

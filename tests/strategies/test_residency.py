@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specproxy.records import Control, Health, LaneStatus, Situation, TempBucket, Workload
-from specproxy.strategies.learner import Learner
+from specproxy.strategies.learner import Learner, LearnerSettings
 from tests.strategies.world import lane, observe
 
 JSON = Workload("json_schema", TempBucket.GREEDY)
@@ -25,6 +25,7 @@ class Machine:
         self.resident = "plain"
         self.t = 0
         self.loads_s = self.lost_s = 0.0
+        self.used: set[str] = set()
 
     def status(self) -> tuple[LaneStatus, ...]:
         lanes = (replace(lane(s), control=Control.RELOAD, load_s=self.load_s) for s in ("plain", "mtp"))
@@ -38,6 +39,7 @@ class Machine:
         decision = learner.choose(situation, self.rng)
         load_s = 0.0 if decision.lane.id == self.resident else self.load_s
         self.resident = decision.lane.id
+        self.used.add(self.resident)
         ratio = self.ratios[workload] if self.resident == "mtp" else 1.0
         noise = float(np.exp(0.05 * self.rng.standard_normal()))
         seen = observe(
@@ -136,3 +138,30 @@ def test_with_nothing_in_memory_plain_is_loaded() -> None:
         machine.resident = ""
         assert machine.serve(learner, JSON) == "plain_first"
         assert machine.resident == "plain"
+
+
+@pytest.mark.parametrize(("share", "back"), [(0.002, True), (0.0, False)])
+def test_what_bad_first_tries_have_shut_is_loaded_again_to_find_out(share: float, back: bool) -> None:
+    """A lane that lost on the first kind it met gets a trial on another, rarely; without, it would stay out."""
+    prose = Workload("prose", TempBucket.WARM)
+    machine = Machine(4.0, {POEM: 2.2, prose: 0.5})
+    learner = Learner(LearnerSettings(retest_share=share))
+    while "mtp" not in machine.used:
+        machine.serve(learner, POEM)
+    for _ in range(20):
+        machine.serve(learner, POEM)
+    assert machine.resident == "plain"
+    rules = [machine.serve(learner, prose) for _ in range(1200)]
+    assert (machine.resident == "mtp") == back
+    assert rules.count("explore") <= 2
+
+
+def test_a_loser_is_hardly_ever_loaded_to_find_out() -> None:
+    """Where every kind loses, such trials cost less than a percent of plain's time."""
+    prose = Workload("prose", TempBucket.WARM)
+    machine, learner = Machine(4.0, {POEM: 1.8, prose: 1.5}), Learner()
+    for _ in range(800):
+        machine.serve(learner, POEM)
+        machine.serve(learner, prose)
+    assert machine.resident == "plain"
+    assert machine.lost_s <= 0.01 * 1600 * 149 * 0.02
