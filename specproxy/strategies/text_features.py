@@ -7,8 +7,6 @@ end, and a sample of lines tells code from prose. So the time depends on the win
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from specproxy.strategies.cues import PHRASES, PHRASES_CJK, WORDS
 
@@ -50,12 +48,11 @@ _FORMULA_MARKS = ("\\frac", "\\int", "∫", "√")
 _MEASURE = re.compile(r"\d\s?(?:m|cm|mm|km|kg|g|l|s|h|ft|mph|km/h|m/s|%|€|°)(?![\w])")
 _MONEY = re.compile(r"[$€£]\d")
 # shapes of identifiers, each behind a cheaper test without which it cannot match
-_CAPITAL_INSIDE = re.compile(r"[a-z][A-Z]")
-_IDENTIFIERS: tuple[tuple[Callable[[str], object], re.Pattern[str]], ...] = (
-    (lambda text: "_" in text, re.compile(r"\b[a-z]+_[a-z_]+\b")),
-    (_CAPITAL_INSIDE.search, re.compile(r"\b[a-z]+[A-Z]\w+\b")),
-    (lambda text: "(" in text, re.compile(r"\b\w+\([\w, ]*\)")),
-    (lambda text: "." in text, re.compile(r"\.(?:py|js|ts|c|h|cpp|java|go|rs|rb|sh)\b")),
+_CAPITAL_INSIDE, _CAMEL = re.compile(r"[a-z][A-Z]"), re.compile(r"\b[a-z]+[A-Z]\w+\b")
+_IDENTIFIERS = (
+    ("_", re.compile(r"\b[a-z]+_[a-z_]+\b")),
+    ("(", re.compile(r"\b\w+\([\w, ]*\)")),
+    (".", re.compile(r"\.(?:py|js|ts|c|h|cpp|java|go|rs|rb|sh)\b")),
 )
 _QUOTED = re.compile(r"[\"'“”„«‘][^\"'“”„«»‘’]{3,}[\"'”“»’]")
 _CAPITALS = re.compile(r"[A-Z][A-Z]")
@@ -83,35 +80,30 @@ _CODE_SHAPES = re.compile(
 _TAGS_OF_TEXT = frozenset({"", "text", "txt", "markdown", "md", "plaintext"})
 
 
-class Reading(NamedTuple):
+class Reading:
     """A text, read. Cue words are those of its instruction, see `strategies.cues`.
 
-    `chars` is the length of the whole text, `material` what stands outside of fences and is not instruction.
-    `counts` and `first` hold, by cue group, how many cues there are and how many words stand before the first;
-    `lead` holds the groups that begin within the first words. `numbers` leaves out years; `measures` says that
-    one has a unit. A text `asks` if it holds a question, `edge_asks` if a line of the instruction ends in one;
-    it `addresses` the reader (do you …) or `states` something of its own (I …) if it begins so. `quotes` says
-    that it holds a quotation, `pair` language codes (EN->DE), `gap` the marks of a gap to fill.
+    `chars` is the length of the whole text, `words` the number of words in its instruction, `material` what
+    stands outside of fences and is not instruction. `counts` and `first` hold, by cue group, how many cues
+    there are and how many words stand before the first. `gap` says that it holds the marks of a gap to fill.
+    What few rules ask for is found out when they do.
     """
 
-    chars: int
-    instruction: str
-    counts: Mapping[str, int]
-    first: Mapping[str, int]
-    lead: frozenset[str]
-    words: int
-    numbers: int
-    formula: bool
-    measures: bool
-    asks: bool
-    edge_asks: bool
-    addresses: bool
-    states: bool
-    quotes: bool
-    pair: bool
-    has_code: bool
-    material: int
-    gap: bool
+    __slots__ = ("_marked", "chars", "counts", "first", "gap", "has_code", "instruction", "material", "words")
+
+    def __init__(self, text: str) -> None:
+        kept = text if len(text) <= 2 * END else f"{text[:END]}\n{text[-END:]}"
+        outside, fences = _split_fences(kept)
+        instruction = self.instruction = _instruction(outside)
+        lowered = instruction.lower()
+        words = _WORD.findall(lowered)
+        self.counts, self.first = _cues(instruction, lowered, words)
+        self.words = len(words)
+        self.chars = len(text)
+        self.has_code = any(map(_is_code, fences)) or _code_share(outside) >= CODE
+        self.material = max(0, len(text) - sum(map(len, fences)) - len(instruction))
+        self.gap = ("<" in kept or "[" in kept) and any(mark in kept for mark in _GAP_MARKS)
+        self._marked = "?" in instruction or "？" in instruction
 
     def has(self, *groups: str) -> bool:
         """Whether the instruction holds a cue of any of these groups."""
@@ -125,37 +117,61 @@ class Reading(NamedTuple):
         position = first[group]
         return position <= self.words and all(position < first[other] for other in others if other in first)
 
+    @property
+    def lead(self) -> frozenset[str]:
+        """Groups of cues among the first words."""
+        return frozenset([group for group, position in self.first.items() if position < LEAD])
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers there are, years left out."""
+        return len([number for number in _NUMBER.findall(self.instruction) if not _is_year(number)])
+
+    @property
+    def formula(self) -> bool:
+        """Whether it holds a formula."""
+        return _is_formula(self.instruction)
+
+    @property
+    def measures(self) -> bool:
+        """Whether a number has a unit."""
+        return (_MEASURE.search(self.instruction) or _MONEY.search(self.instruction)) is not None
+
+    @property
+    def asks(self) -> bool:
+        """Whether it holds a question."""
+        return self._marked or self.first.get("question", LEAD) == 0
+
+    @property
+    def edge_asks(self) -> bool:
+        """Whether a line of the instruction ends in a question."""
+        return self._marked and any(line.endswith(("?", "？")) for line in self.instruction.split("\n"))
+
+    @property
+    def addresses(self) -> bool:
+        """Whether it begins with a question to the reader (do you …)."""
+        return _SECOND_PERSON.match(self.instruction) is not None
+
+    @property
+    def states(self) -> bool:
+        """Whether it begins with something of its own (I …)."""
+        return _FIRST_PERSON.match(self.instruction) is not None
+
+    @property
+    def quotes(self) -> bool:
+        """Whether it holds a quotation."""
+        return _QUOTED.search(self.instruction) is not None
+
+    @property
+    def pair(self) -> bool:
+        """Whether it holds a pair of language codes (EN->DE)."""
+        text = self.instruction
+        return _CAPITALS.search(text) is not None and _LANGUAGE_CODES.search(text) is not None
+
 
 def read(text: str) -> Reading:
     """Read a text; the time does not grow with its length."""
-    kept = text if len(text) <= 2 * END else f"{text[:END]}\n{text[-END:]}"
-    outside, fences = _split_fences(kept)
-    instruction = _instruction(outside)
-    lowered = instruction.lower()
-    words = _WORD.findall(lowered)
-    counts, first = _cues(instruction, lowered, words)
-    numbers = _NUMBER.findall(instruction)
-    marked = "?" in instruction or "？" in instruction
-    return Reading(
-        chars=len(text),
-        instruction=instruction,
-        counts=counts,
-        first=first,
-        lead=frozenset([group for group, position in first.items() if position < LEAD]),
-        words=len(words),
-        numbers=len([number for number in numbers if not _is_year(number)]),
-        formula=_is_formula(instruction, bool(numbers)),
-        measures=bool(numbers) and (_MEASURE.search(instruction) or _MONEY.search(instruction)) is not None,
-        asks=marked or first.get("question", LEAD) == 0,
-        edge_asks=marked and any(line.endswith(("?", "？")) for line in instruction.split("\n")),
-        addresses=_SECOND_PERSON.match(instruction) is not None,
-        states=_FIRST_PERSON.match(instruction) is not None,
-        quotes=_QUOTED.search(instruction) is not None,
-        pair=_CAPITALS.search(instruction) is not None and _LANGUAGE_CODES.search(instruction) is not None,
-        has_code=any(_is_code(fence) for fence in fences) or _code_share(outside) >= CODE,
-        material=max(0, len(text) - sum(map(len, fences)) - len(instruction)),
-        gap=("<" in kept or "[" in kept) and any(mark in kept for mark in _GAP_MARKS),
-    )
+    return Reading(text)
 
 
 def _split_fences(text: str) -> tuple[str, list[str]]:
@@ -194,9 +210,10 @@ def _is_year(number: str) -> bool:
     return len(number) == 4 and number.isdigit() and int(number) in YEARS
 
 
-def _is_formula(instruction: str, digits: bool) -> bool:
-    """Whether there is a formula in the text, which has digits or has none."""
-    if digits and (_FORMULA_OF_DIGITS.search(instruction) or _DIGIT_MATRIX.search(instruction)):
+def _is_formula(instruction: str) -> bool:
+    if _NUMBER.search(instruction) and (
+        _FORMULA_OF_DIGITS.search(instruction) or _DIGIT_MATRIX.search(instruction)
+    ):
         return True
     if any(mark in instruction for mark in _FORMULA_MARKS):
         return True
@@ -231,7 +248,10 @@ def _cues(instruction: str, lowered: str, words: list[str]) -> tuple[dict[str, i
             found(group, lowered, lowered.find(phrase))
     if _SHORT_NAME.search(instruction) and (named := _SHORT_LANGUAGE.search(instruction)):
         found("programming_language", instruction, named.start())
-    starts = [m.start() for may, shape in _IDENTIFIERS if may(instruction) and (m := shape.search(instruction))]
+    shapes = [shape for mark, shape in _IDENTIFIERS if mark in instruction]
+    if _CAPITAL_INSIDE.search(instruction):
+        shapes.append(_CAMEL)
+    starts = [m.start() for shape in shapes if (m := shape.search(instruction))]
     if starts:
         found("tech", instruction, min(starts))
     return counts, first
@@ -239,6 +259,8 @@ def _cues(instruction: str, lowered: str, words: list[str]) -> tuple[dict[str, i
 
 def _code_share(text: str) -> float:
     """Share of lines that look like code, among the lines at both ends of a text that are not empty."""
+    if text.count("\n") < 2:
+        return 0.0
     lines = [line[:LINE] for line in _sample(text) if line.strip()]
     if len(lines) < 3:
         return 0.0
