@@ -2,6 +2,10 @@
 
     python -m benchmarks.bench_proxy [--calls N] [--streams N] [--leavers N] [--litellm PROGRAM|install]
 
+A stream pauses for 2 ms behind its first event, as one from a model does. A `flood` has no pause: it keeps
+upstream and proxy busy, so that on two cores the client gets its turn late, and the time to its first byte is
+that of a contest for cores. Events per second are the flood's.
+
 A raw server answers at once, in a process of its own; `specproxy start` stands in front of it, as users run it,
 and so do nginx and HAProxy where they are installed, and LiteLLM's proxy if asked for. One client with a
 kept-alive connection to each sends the same request to all of them in turn, in shuffled order. What is shown as
@@ -38,6 +42,9 @@ from benchmarks.peers import cpu_s, haproxy, litellm, nginx
 from tests.support.ports import free_port
 
 EVENTS = 200
+PAUSE_S = 0.002  # behind the first event of a stream
+PACED = b'"paced"'
+KINDS = {"json": {"stream": False}, "stream": {"stream": True, "user": "paced"}, "flood": {"stream": True}}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Write a haiku about rivers. " * 4}]}
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 REPLY = json.dumps(
@@ -77,10 +84,10 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                 await hold(reader, writer, begun=b'"hold in stream"' in body)
             elif b'"stream": true' in body:
                 writer.write(STREAM_HEAD)
-                for _ in range(EVENTS):
+                for i in range(EVENTS):
                     writer.write(chunk(EVENT))
                     await writer.drain()
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(PAUSE_S if i == 0 and PACED in body else 0)
                 writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
             else:
                 writer.write(
@@ -189,8 +196,8 @@ class Peer:
         self.client = Client(port)
         self.process = process
         self.every = every  # slow ones are asked once in so many rounds
-        self.first: dict[str, list[float]] = {"json": [], "stream": []}
-        self.whole: dict[str, list[float]] = {"json": [], "stream": []}
+        self.first: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self.whole: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self.cpu: dict[str, float] = {}
 
     def added(self, kind: str, percent: float, direct: Peer) -> float:
@@ -199,16 +206,16 @@ class Peer:
 
     def per_core(self, kind: str) -> float:
         """Calls, or events, that a second of CPU time was enough for."""
-        return len(self.first[kind]) * (EVENTS if kind == "stream" else 1) / max(self.cpu[kind], 1e-9)
+        return len(self.first[kind]) * (1 if kind == "json" else EVENTS) / max(self.cpu[kind], 1e-9)
 
     def events_per_s(self) -> float:
-        """Events a second of the middle stream, from its request to its last byte."""
-        return float(EVENTS / (np.median(self.whole["stream"]) / 1e3))
+        """Events a second of the middle flood, from its request to its last byte."""
+        return float(EVENTS / (np.median(self.whole["flood"]) / 1e3))
 
 
 def measure(peers: list[Peer], n: int, kind: str, rng: random.Random) -> None:
     """Call each peer about `n` times, in shuffled order each round."""
-    body = json.dumps({**CHAT, "stream": kind == "stream"}).encode()
+    body = json.dumps(CHAT | KINDS[kind]).encode()
     for round_ in range(n + n // 10):
         if round_ == n // 10:  # the first tenth warms up
             for peer in peers:
@@ -249,17 +256,17 @@ def show(peers: list[Peer]) -> dict[str, float]:
     """Print a line for each peer and kind, and return the figures."""
     direct, own = peers[0], peers[1]
     result: dict[str, float] = {}
-    for kind, unit in (("json", "added_ms"), ("stream", "added_ttfb_ms")):
+    for kind, unit in (("json", "added_ms"), ("stream", "added_ttfb_ms"), ("flood", "added_ttfb_ms")):
         own_p50 = own.added(kind, 50, direct)
         for peer in peers:
             p50, p99 = np.percentile(peer.first[kind], 50), np.percentile(peer.first[kind], 99)
             line = f"{kind:7}{peer.name:10} p50 {p50:.3f} ms, p99 {p99:.3f} ms"
             if peer is direct:
-                print(f"{line}; {direct.events_per_s():.0f} events/s" if kind == "stream" else line)
+                print(f"{line}; {direct.events_per_s():.0f} events/s" if kind == "flood" else line)
                 continue
             added = {percent: peer.added(kind, percent, direct) for percent in (50, 99)}
             line += f"; added {added[50]:.3f}, {added[99]:.3f} ms; {peer.per_core(kind):.0f} per core-second"
-            if kind == "stream":
+            if kind == "flood":
                 line += f", {peer.events_per_s():.0f} events/s"
             prefix = "" if peer is own else f"{peer.name}_"
             for percent, value in added.items():
@@ -335,6 +342,7 @@ def main() -> None:
         peers = [Peer("direct", upstream, None), Peer("specproxy", port, process), *others]
         measure(peers, args.calls, "json", rng)
         measure(peers, args.streams, "stream", rng)
+        measure(peers, args.streams, "flood", rng)
         gone = (
             [leave(upstream, port, begun=i % 2 == 0) for i in range(args.leavers)] if args.lanes == 1 else [0.0]
         )
