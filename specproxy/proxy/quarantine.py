@@ -41,6 +41,11 @@ class Quarantine:
         self._wall = wall
         self._sentences: dict[tuple[str, str], Sentence] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether every lane is in service."""
+        return not self._sentences
+
     def put(self, lane: Lane, reason: str) -> None:
         """Take a lane out of service; a sentence that it has already gets the new reason."""
         key = (lane.id, lane.fingerprint)
@@ -59,7 +64,7 @@ class Quarantine:
 
     def seen(self, status: LaneStatus) -> LaneStatus:
         """A lane's status with its sentence in it."""
-        sentence = self.of(status.lane) if self._sentences else None
+        sentence = self.of(status.lane)
         if sentence is None or status.health not in _MASKED:
             return status
         return changed(status, health=Health.QUARANTINED, since=sentence.at, note=sentence.reason)

@@ -118,7 +118,8 @@ class Router:
 
     def lanes(self) -> tuple[LaneStatus, ...]:
         """Every lane as it is now, quarantine included, with the requests that we have in flight on it."""
-        return tuple(self._quarantine.seen(status) for status in self._all_lanes())
+        lanes = self._all_lanes()
+        return lanes if self._quarantine.is_empty else tuple([self._quarantine.seen(s) for s in lanes])
 
     def default(self) -> tuple[Backend, Lane]:
         """Where a request goes that is not routed: a plain lane of the primary backend if it has one.
@@ -373,7 +374,7 @@ class Router:
 
     def _all_lanes(self) -> tuple[LaneStatus, ...]:
         """Every lane, as if none were in quarantine."""
-        return tuple(self._counted(status) for backend in self._backends for status in backend.lanes())
+        return tuple([self._counted(status) for backend in self._backends for status in backend.lanes()])
 
     @property
     def has_aliases(self) -> bool:
