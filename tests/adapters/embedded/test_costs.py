@@ -21,11 +21,14 @@ def known(slope: float = 0.0, **by_width: float) -> StepCosts:
 
 
 def test_an_interrupted_step_does_not_upset_the_costs() -> None:
-    """A pause of the machine counts as a few steps at most."""
-    costs = known()
+    """A pause of the machine moves them little, even where nothing was measured for long: a width that looks
+    dear is not used, so that nothing would set it right."""
+    costs = known(w2=1.2)
     before = costs.verify(1)
+    for _ in range(200):
+        costs.decoded(2, 1.2 * PLAIN_S)
     costs.decoded(1, 100 * PLAIN_S)
-    assert costs.verify(1) <= 1.21 * before
+    assert costs.verify(1) <= 1.16 * before
 
 
 def test_catching_up_is_not_taken_for_the_cost_of_a_guess() -> None:
@@ -75,18 +78,18 @@ def test_what_a_model_is_known_to_read_is_expected_before_it_was_measured() -> N
     assert known(5e-4).verify(1, 1000) == pytest.approx(1.5 * PLAIN_S)
 
 
-def test_what_was_measured_long_ago_gives_way_at_once() -> None:
+def test_what_was_measured_long_ago_gives_way_faster() -> None:
     """The machine has become slower meanwhile, and one width was not used: two steps tell."""
     costs = known(w2=1.2)
     for _ in range(100):
         costs.decoded(2, 1.8 * PLAIN_S)
     for _ in range(2):
         costs.decoded(1, 1.5 * PLAIN_S)
-    assert costs.verify(1) > 1.25 * PLAIN_S
+    assert costs.verify(1) > 1.15 * PLAIN_S
     often = known()
     for _ in range(2):
         often.decoded(1, 1.5 * PLAIN_S)
-    assert often.verify(1) < 1.15 * PLAIN_S
+    assert often.verify(1) < 1.12 * PLAIN_S
 
 
 def test_work_beside_decoding_is_known_with_a_draft_and_without() -> None:
