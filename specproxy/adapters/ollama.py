@@ -30,7 +30,7 @@ def read_models(tags: Any, loaded: Any) -> tuple[ServedModel, ...]:
 
 def _model(entry: Mapping[str, Any], resident: Mapping[str, int | None]) -> ServedModel:
     name = _name(entry)
-    capabilities = frozenset(c for c in entry.get("capabilities") or () if isinstance(c, str))
+    capabilities = _texts(entry.get("capabilities"))
     return ServedModel(
         name,
         digest=str(entry.get("digest", "")),
@@ -68,7 +68,7 @@ def read_show(model: ServedModel, show: Any) -> ServedModel:
     draft = next((text for word, text in lines if word == "DRAFT"), "")
     mtp_layers = _number(info.get(f"{architecture}.nextn_predict_layers")) or 0
     wanted = dict(parameters).get("draft_num_predict")
-    capabilities = frozenset(c for c in show.get("capabilities") or () if isinstance(c, str))
+    capabilities = _texts(show.get("capabilities"))
     return replace(
         model,
         path=next((text for word, text in lines if word == "FROM"), ""),
@@ -102,6 +102,12 @@ def _name(entry: Mapping[str, Any]) -> str:
 
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _texts(value: Any) -> frozenset[str]:
+    return (
+        frozenset(text for text in value if isinstance(text, str)) if isinstance(value, list) else frozenset()
+    )
 
 
 def _number(value: Any) -> int | None:

@@ -73,6 +73,8 @@ class ChatTemplate:
             self._template = environment.from_string(self.source)
         except jinja2.TemplateError as error:
             self._broken = str(error)
+        except RecursionError:
+            self._broken = "it is nested too deeply"
 
     def render(
         self,
@@ -104,6 +106,7 @@ class ChatTemplate:
             ArithmeticError,
             LookupError,
             AttributeError,
+            RecursionError,
         ) as error:
             raise RequestError(f"the chat template refused the messages: {error}") from error
 

@@ -68,7 +68,8 @@ def test_templates_have_what_they_expect(source: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "source",
     ["{{ raise_exception('roles must alternate') }}", "{{ 1 / 0 }}", "{{ messages[9].content }}", "{% if %}",
-     "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ range(10**9) | list }}"],
+     "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ range(10**9) | list }}",
+     "{{" * 1500, "{{ " + "(" * 1500 + "1" + ")" * 1500 + " }}"],
 )  # fmt: skip
 def test_what_a_template_cannot_do_is_a_refused_request(source: str) -> None:
     with pytest.raises(RequestError):

@@ -40,6 +40,8 @@ UNSUPPORTED = [
     "contentSchema",
 ]
 
+MAX_COUNT = 2**53  # more characters, items or members than any text has
+
 
 class Expander:
     """Reads one schema document."""
@@ -239,8 +241,13 @@ class _Reader:
         value = self._schema.get(keyword)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-            raise self._wrong(keyword, "a whole number of at least 0")
+        wanted = "a whole number of at least 0"
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise self._wrong(keyword, wanted)
+        if value > MAX_COUNT:
+            return MAX_COUNT
+        if value != int(value):
+            raise self._wrong(keyword, wanted)
         return int(value)
 
     def _number(self, keyword: str) -> Decimal | None:

@@ -234,6 +234,13 @@ def test_what_cannot_be_kept_is_refused_by_name(schema: Any, named: str) -> None
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("keyword", ["maxItems", "maxProperties"])
+def test_counts_beyond_all_texts_are_taken(keyword: str) -> None:
+    """JSON has numbers of any size, and ours have 64 bits."""
+    kind = "array" if keyword == "maxItems" else "object"
+    assert schema_to_gbnf({"type": kind, "items": S, "additionalProperties": S, keyword: 1e40})
+
+
 def test_members_come_in_their_order_and_only_declared_ones() -> None:
     sampler = Sampler(schema_to_gbnf({"properties": {"z": N, "a": N, "m": N}, "required": ["m"]}))
     orders = {tuple(json.loads(sampler.sample(Random(seed)))) for seed in range(60)}
