@@ -149,7 +149,7 @@ async def test_ambiguous_framing_is_refused(framing: bytes) -> None:
         hidden = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
         await client.send(b"POST /x HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n0\r\n\r\n%b" % (framing, hidden))
         answer = await client.rest()
-        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 501 "))
         assert answer.count(b"HTTP/1.1 ") == 1
         assert own.seen == []
 
