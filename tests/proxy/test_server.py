@@ -505,7 +505,7 @@ async def test_a_transfer_coding_that_nobody_undoes_is_refused() -> None:
         await client.send(
             b"POST /api/chat HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
         )
-        assert (await client.rest()).startswith(b"HTTP/1.1 501 ")
+        assert (await client.head()).status == 501
         assert recorder.seen == []
 
 
