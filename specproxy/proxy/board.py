@@ -207,7 +207,7 @@ def _row(
     pairs = [(cell, plain[target, name]) for name, cell in cells.items() if (target, name) in plain]
     ratio = None if strategy == "plain" else ratio_to_plain(pairs)
     whole = merged(list(cells.values()))
-    return BoardRow(target, shown, lane, strategy, whole, ratio, whole.n / total)
+    return BoardRow(target, shown, lane, strategy, whole, ratio, whole.n / max(1, total))
 
 
 def _recent_row(seen: Observation, decision: Decision | None) -> dict[str, Any]:

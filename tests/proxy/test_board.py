@@ -53,6 +53,16 @@ def test_a_load_inside_a_request_is_kept_out_of_speed() -> None:
     assert (seen.complete, seen.tok_s, seen.mean_log) == (1, None, None)
 
 
+def test_cells_without_a_request_have_no_share() -> None:
+    """A damaged state may hold nothing but such cells."""
+    board = Board()
+    board.observe(observation(NGRAM))
+    state = board.dump()
+    state["cells"][0][-1]["n"] = 0
+    board.load(state)
+    assert [row.share for row in board.rows()] == [0.0]
+
+
 @given(times, times)
 def test_ratio_is_of_geometric_means_and_inside_its_interval(lane: list[float], plain: list[float]) -> None:
     """The ratio is e^(mean log gap); the interval encloses it and exists from two samples a side."""
