@@ -42,7 +42,7 @@ class Server:
     """A server with its own lanes, those beside it, and the file of the model that is looked after.
 
     `surveyed` is what `weights` is of: the server's version and the model. `loads` are measured load times of
-    its models in seconds.
+    its models in seconds. `doubted` is whether a connection has failed since it last answered a look.
     """
 
     upstream: Upstream
@@ -51,6 +51,7 @@ class Server:
     surveyed: tuple[str, ServedModel] | None = None
     weights: Weights | None = None
     loads: dict[str, float] = field(default_factory=dict)
+    doubted: bool = False
 
 
 def drafting_lane(server: Server) -> Lane | None:

@@ -158,6 +158,7 @@ class Sidecar:
             if server.backend.name == lane.backend and isinstance(error, UpstreamConnectError):
                 for status in server.backend.lanes():
                     server.backend.mark(status.lane.id, Health.UNHEALTHY, error.message)
+                server.doubted = True  # until it answers: a look at a busy server tells nothing
                 self._hurry.set()
 
     async def aclose(self) -> None:
@@ -183,7 +184,8 @@ class Sidecar:
     async def _watch(self) -> None:
         while True:
             ready = [
-                s.upstream.found.reachable and not s.upstream.found.loading for s in self._servers.values()
+                s.upstream.found.reachable and not s.upstream.found.loading and not s.doubted
+                for s in self._servers.values()
             ]
             settled = all(ready) if self._fixed else any(ready)
             try:
@@ -222,7 +224,7 @@ class Sidecar:
         """Make what was found at a server its state."""
         url, before = server.upstream.url, server.upstream.found
         lanes = [status.lane for status in server.backend.lanes()]
-        server.upstream.found = found
+        server.upstream.found, server.doubted = found, False
         server.backend.kind = found.kind
         if found.reachable and not found.loading:
             self._renew_lanes(server)

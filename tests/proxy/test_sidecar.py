@@ -352,6 +352,24 @@ async def test_a_failed_connection_marks_the_lane_and_hurries_the_next_look() ->
     await fleet.aclose()
 
 
+async def test_a_failed_connection_is_looked_into_until_the_server_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look at which it says nothing does not leave its lanes marked until the next regular one."""
+    monkeypatch.setattr(sidecar, "RETRY_S", 0.0)
+    town = Town(one=LLAMA)
+    fleet = await started(town, "one")
+    town.found["one"] = ProbeResult(False, silent=True)
+    town.looked.clear()
+    fleet.lane_failed(fleet.backends[0].lanes()[0].lane, UpstreamConnectError("refused"))
+    await town.looked.wait()
+    assert fleet.backends[0].lanes()[0].health is Health.UNHEALTHY
+    town.found["one"] = LLAMA
+    while fleet.backends[0].lanes()[0].health is not Health.READY:  # noqa: ASYNC110 - told by no event
+        await asyncio.sleep(0)
+    await fleet.aclose()
+
+
 def test_the_usual_places() -> None:
     """Ollama's port, llama-server's old and new one, and LM Studio's."""
     assert [url.rpartition(":")[2] for url in sidecar.USUAL_URLS] == ["11434", "8080", "9931", "1234"]
