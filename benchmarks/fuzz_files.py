@@ -24,7 +24,8 @@ from specproxy.adapters.ollama import read_models, read_show
 from specproxy.adapters.ollama_setup import ModelSetup, read_setup
 from specproxy.config import load
 from specproxy.errors import ConfigError, ModelFileError, RequestError, StoreError
-from specproxy.proxy.board import Board
+from specproxy.proxy.board import Board, saved_s
+from specproxy.proxy.metrics import render
 from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.trials import read_findings
 from specproxy.records import Observation
@@ -119,7 +120,7 @@ def _state(data: bytes) -> None:
     for part in (Learner(), board, Quarantine()):
         with contextlib.suppress(ValueError):
             part.load(state if isinstance(state, dict) else {})
-    board.rows()
+    _show(board)
     for restore in (EngineBook().restore, StepCosts().restore):
         with contextlib.suppress(ValueError):
             restore(state)
@@ -132,8 +133,16 @@ def _use(seen: Observation) -> None:
     learner.learn_one(observation())
     learner.learn_one(seen)
     board.observe(seen)
-    board.rows()
+    _show(board)
     board.recent()
+
+
+def _show(board: Board) -> None:
+    """What status and metrics show of a board."""
+    saved_s(board.rows())
+    render(board, ())
+    for row in board.rows(by_kind=True):
+        _ = row.cell.acceptance_interval, row.cell.tpt_interval, row.cell.total_quantile(0.9), row.cell.tok_s
 
 
 def _sqlite_seed() -> bytes:

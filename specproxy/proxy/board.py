@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from specproxy.proxy.cell import Z95, Cell, merged
+from specproxy.proxy.quantiles import is_bucket
 from specproxy.records import Decision, Observation, Outcome
 
 __all__ = ["Board", "BoardRow", "Ratio", "ratio_to_plain", "saved_s"]
 
 FORMAT = 1
 RECENT = 200  # decisions that are remembered
+MOST = 1e30  # no sum of a cell comes near
 MAX_CELLS = 4096  # far above kinds × temperatures × lanes; a bound all the same
 
 Key = tuple[str, str, str, str, str]  # target, workload, lane, strategy, fingerprint
@@ -180,7 +182,11 @@ def _key(item: list[Any]) -> Key:
 
 
 def _restored(values: dict[str, Any]) -> Cell:
-    """A cell from what `Board.dump` gave; JSON has made texts of the buckets' numbers."""
+    """A cell from what `Board.dump` gave; JSON has made texts of the buckets' numbers.
+
+    Raises:
+        TypeError, ValueError: no requests add up to such a cell.
+    """
     cell, fresh = Cell(**values), Cell()
     for name in Cell.__slots__:
         value, usual = getattr(cell, name), getattr(fresh, name)
@@ -190,7 +196,12 @@ def _restored(values: dict[str, Any]) -> Cell:
             raise TypeError(f"{name} of a cell is {value!r}")
         if isinstance(usual, list) and len(value) != len(usual):
             raise ValueError(f"{name} of a cell has {len(value)} buckets")
+        least = -MOST if name == "log_sum" else 0
+        if not all(least <= number <= MOST for number in numbers):
+            raise ValueError(f"{name} of a cell is {value!r}")
     cell.total_counts = {int(bucket): count for bucket, count in cell.total_counts.items()}
+    if not (cell.is_possible and all(map(is_bucket, cell.total_counts))):
+        raise ValueError(f"no requests make a cell like {values!r}"[:300])
     return cell
 
 

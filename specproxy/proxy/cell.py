@@ -17,6 +17,7 @@ from specproxy.records import Observation, Outcome
 __all__ = ["E2E_BOUNDS", "TPT_BOUNDS", "TTFT_BOUNDS", "Z95", "Cell", "merged"]
 
 Z95 = 1.96
+_MOST_LOG = 100.0  # ln(seconds a token), far above any
 
 TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 TPT_BOUNDS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5)  # seconds a token
@@ -131,6 +132,16 @@ class Cell:
         for name in ("ttft_counts", "tpt_counts", "e2e_counts"):
             both = zip(getattr(self, name), getattr(other, name), strict=True)
             setattr(self, name, [a + b for a, b in both])
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether requests can add up to this: what is divided by is there, and logarithms are of times."""
+        if self.drafting > self.drafted:
+            return False
+        if self.log_weight == 0:
+            return True
+        means = abs(self.log_sum) / self.log_weight, math.sqrt(self.log_sum2 / self.log_weight)
+        return self.samples > 0.5 and max(means) <= _MOST_LOG
 
     @property
     def acceptance(self) -> float | None:

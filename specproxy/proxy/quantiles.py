@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-__all__ = ["MOST_BUCKETS", "bucket_of", "quantile"]
+__all__ = ["MOST_BUCKETS", "bucket_of", "is_bucket", "quantile"]
 
 _GROWTH = math.log(1.05)
 _SHORTEST, _LONGEST = 1e-3, 1e5  # seconds; what is beyond counts as these
@@ -23,6 +23,11 @@ MOST_BUCKETS = _LAST - _FIRST + 1
 def bucket_of(seconds: float) -> int:
     """The bucket that a duration falls into."""
     return math.ceil(math.log(min(max(seconds, _SHORTEST), _LONGEST)) / _GROWTH)
+
+
+def is_bucket(number: int) -> bool:
+    """Whether a duration can fall into a bucket of this number."""
+    return _FIRST <= number <= _LAST
 
 
 def quantile(counts: Mapping[int, int], share: float) -> float | None:

@@ -196,6 +196,15 @@ DAMAGED = (
     cells(*NAMES, {"ttft_counts": [1]}),
     cells(*NAMES, {"total_counts": {"x": 1}}),
     cells(*NAMES, 7),
+    cells(*NAMES, {"n": -1}),
+    cells(*NAMES, {"n": 1, "decode_s": -1.0}),
+    cells(*NAMES, {"n": 1, "ttft_s": math.nan}),
+    cells(*NAMES, {"n": 10**400}),
+    cells(*NAMES, {"n": 2, "drafting": 2}),
+    cells(*NAMES, {"n": 1, "total_counts": {"100000": 1}}),
+    cells(*NAMES, {"n": 1, "log_weight": 1.0, "log_weight2": 1.0, "log_sum": 800.0}),
+    cells(*NAMES, {"n": 1, "log_weight": 1.0, "log_weight2": 1.0, "log_sum2": 1e9}),
+    cells(*NAMES, {"n": 1, "log_weight": 1.0}),
 )
 
 
