@@ -30,6 +30,10 @@ class ClientWriter(Protocol):
         """Send bytes; dropped if the client has gone."""
         ...
 
+    def invite(self) -> None:
+        """Tell the client to send the body that it has announced."""
+        ...
+
     async def drain(self) -> None:
         """Wait until the client has read what was written, or has gone."""
         ...
@@ -52,10 +56,10 @@ class RelayResponse:
         self._chunks = False
         self._bodiless = False
 
-    def interim(self, response: bytes) -> None:
-        """Write a 1xx response; HTTP/1.0 clients get none."""
+    def invite(self) -> None:
+        """Answer ``Expect: 100-continue``; HTTP/1.0 clients get no such answer."""
         if not self._http10:
-            self.client.write(response)
+            self.client.invite()
 
     def start(self, head: ResponseHead, extra: Headers = ()) -> None:
         """Write the head: status and end-to-end headers as they came, ours and `extra`, then our framing."""

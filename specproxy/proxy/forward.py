@@ -45,7 +45,6 @@ __all__ = ["Call", "Forwarder", "Limits", "status_for"]
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})  # idempotent by RFC 9110
 _REQUEST_ID = b"X-Specproxy-Request-Id"
 _PRIORS = b"X-Specproxy-Priors"
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class Forwarder:
         if inbound.length is not None and inbound.length > self.limits.body:
             raise too_long(self.limits.body)
         if inbound.expects_continue and not body.complete:
-            call.response.interim(_CONTINUE)
+            call.response.invite()
         asks = asks_about_a_model(call.request.method, call.target) and names_matter(self._router)
         readable = (call.dialect is not None or asks) and not inbound.encoded
         in_chunks = inbound.length is None and (body.held > 0 or bool(body.trailers))

@@ -227,6 +227,8 @@ class Handlers:
         log.warning("a limit was reached: %s (%s)%s", error.message, error.hint or error.limit, again)
 
     async def _answer(self, admin: AdminRoutes, call: Call) -> None:
+        if call.inbound.expects_continue and not call.request.body.complete:
+            call.response.invite()
         body, whole = await read_up_to(call.request.body, _MAX_ADMIN_BODY)
         if not whole:
             raise too_long(_MAX_ADMIN_BODY)

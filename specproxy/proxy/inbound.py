@@ -12,7 +12,7 @@ from specproxy.errors import RequestError
 
 T = TypeVar("T")
 
-__all__ = ["ClientRequest", "HeaderView", "RequestBody"]
+__all__ = ["ClientRequest", "HeaderView", "RequestBody", "host_fault"]
 
 
 class RequestBody:
@@ -117,6 +117,16 @@ class HeaderView(Mapping[str, str]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def host_fault(headers: Headers, *, http10: bool) -> RequestError | None:
+    """Why a request's Host headers cannot be right (RFC 9112 section 3.2), if they cannot."""
+    given = sum(len(name) == 4 and name.lower() == b"host" for name, _ in headers)
+    if given == 1 or (given == 0 and http10):
+        return None
+    return RequestError(
+        "the request has no Host header" if given == 0 else "the request has several Host headers"
+    )
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ import httptools
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import RequestError
 from specproxy.proxy.client import RelayResponse
-from specproxy.proxy.inbound import ClientRequest, RequestBody
+from specproxy.proxy.inbound import ClientRequest, RequestBody, host_fault
 
 __all__ = ["SPARE_CONNECTIONS", "ClientConnection", "Handler", "ServerLimits"]
 
@@ -115,6 +115,7 @@ class ClientConnection(asyncio.Protocol):
         self._since = self._loop.time()  # when the connection became idle, the head began, or a body went on
         self._between = 0  # bytes that came since the last byte of a body
         self._begun = False  # a byte of the body that is arriving has come
+        self._invited = False  # its client was told to send it
         self._peer = ""
         self._too_many = False  # this connection is one too many
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -135,6 +136,12 @@ class ClientConnection(asyncio.Protocol):
         """Send bytes to the client; dropped if it has gone."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
+
+    def invite(self) -> None:
+        """Tell the client to send the body that it has announced; from now on it should come."""
+        self._invited = True
+        self._since = self._loop.time()
+        self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def drain(self) -> None:
         """Wait until the client has read what was written, or has gone."""
@@ -160,9 +167,11 @@ class ClientConnection(asyncio.Protocol):
             self._fault(self._limits.too_slow())
 
     def _waits_for_us(self) -> bool:
-        """Whether the client may not go on with its body, or has not been told to."""
-        told = self._begun or all(name.lower() != b"expect" for name, _ in self._headers)
-        return self._paused or not told
+        """Whether the client may not go on with its body, or waits to be invited."""
+        asks = any(
+            (name.lower(), value.lower()) == (b"expect", b"100-continue") for name, value in self._headers
+        )
+        return self._paused or (asks and not self._begun and not self._invited)
 
     def close(self) -> None:
         """Close once what was written has been sent."""
@@ -285,7 +294,7 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._replayed_head:
             return
-        self._in_head = self._begun = False
+        self._in_head = self._begun = self._invited = False
         self._between = 0
         self._since = self._loop.time()
         body = self._open = RequestBody(self._body_level)
@@ -304,6 +313,8 @@ class ClientConnection(asyncio.Protocol):
         size = len(target) + sum(len(name) + len(value) for name, value in self._headers)
         if size > self._limits.head_bytes or len(self._headers) > self._limits.headers:
             request.fault = self._limits.head_too_long()
+        else:
+            request.fault = host_fault(request.headers, http10=request.http10)
         if self._too_many:
             request.fault = self._limits.too_many_connections()
         if version not in ("1.0", "1.1"):

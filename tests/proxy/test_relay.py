@@ -24,6 +24,9 @@ class Client:
     def write(self, data: bytes) -> None:
         self.got += data
 
+    def invite(self) -> None:
+        """Never called: no client here asks."""
+
     async def drain(self) -> None:
         """Never called: it is never blocked."""
 

@@ -448,13 +448,14 @@ async def test_slow_requests_are_refused(path: bytes, error: bytes, caplog: pyte
         running_proxy(upstream.url, server_limits=limits) as proxy,
         await RawClient.connect(proxy.port) as head,
         await RawClient.connect(proxy.port) as body,
-        await RawClient.connect(proxy.port) as told_to_wait,
+        await RawClient.connect(proxy.port) as invited,
     ):
         await head.send(b"POST %b HTTP/1.1\r\nHo" % path)
         await body.send(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{" % path)
-        await told_to_wait.send(
-            b"PUT /x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+        await invited.send(
+            b"POST %b HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n" % path
         )
+        assert (await invited.head()).status == 100
         await settled(lambda: proxy.handlers.active == 2 and proxy.server.connections == 3)
         await asyncio.sleep(0.02)
         now = asyncio.get_running_loop().time()
@@ -463,13 +464,74 @@ async def test_slow_requests_are_refused(path: bytes, error: bytes, caplog: pyte
         assert proxy.handlers.active == 2
         with caplog.at_level("WARNING"):
             proxy.server.expire(now + 11.0)
-            for client in (head, body):
+            for client in (head, body, invited):
                 answer = await client.rest()
                 assert answer.startswith(b"HTTP/1.1 408 ")
                 assert error in answer
                 assert b"limits.patience" in answer
         assert "limits.patience" in caplog.text
-        assert proxy.handlers.active == 1
+        assert proxy.handlers.active == 0
+
+
+async def test_a_client_that_was_not_invited_yet_is_not_slow() -> None:
+    """Who waits for 100 Continue in the queue waits for us; the time runs from the invitation."""
+    go_on = asyncio.Event()
+    limits = ServerLimits(patience_s=10.0)
+    async with (
+        Upstream(held(go_on)) as upstream,
+        running_proxy(upstream.url, limits=Limits(requests=1, queue=5), server_limits=limits) as proxy,
+        await RawClient.connect(proxy.port) as first,
+        await RawClient.connect(proxy.port) as second,
+    ):
+        await first.send(post("/api/chat", CHAT))
+        await settled(lambda: proxy.handlers.active == 1)
+        await second.send(post("/api/chat", CHAT, b"Expect: 100-continue")[: -len(CHAT)])
+        await settled(lambda: proxy.handlers.active == 2)
+        proxy.server.expire(asyncio.get_running_loop().time() + 1000.0)
+        go_on.set()
+        assert (await first.reply()).status == 200
+        assert (await second.head()).status == 100
+        assert (await second.ask(CHAT)).status == 200
+
+
+async def test_our_own_routes_invite_too() -> None:
+    """A script that announces a body under /specproxy/ is told to send it."""
+    async with (
+        running_proxy("http://127.0.0.1:1", admin=Admin()) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        await client.send(post("/specproxy/api/x", CHAT, b"Expect: 100-continue")[: -len(CHAT)])
+        assert (await client.head()).status == 100
+        assert (await client.ask(CHAT)).status == 201
+
+
+@both_loops
+@pytest.mark.parametrize("path", [b"/api/chat", b"/specproxy/api/lift", b"/other"])
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [
+        (b"1.1", b"Host: localhost\r\nhost: evil.example\r\n", 400),
+        (b"1.1", b"Host: localhost\r\nHost: localhost\r\n", 400),
+        (b"1.0", b"Host: localhost\r\nHost: localhost\r\n", 400),
+        (b"1.1", b"", 400),
+        (b"1.1", b"Host:\r\n", 200),
+        (b"1.0", b"", 200),
+    ],
+)
+async def test_a_request_has_one_host(path: bytes, version: bytes, hosts: bytes, status: int) -> None:
+    """Two could be read in two ways by two servers; one that is missing is no HTTP/1.1 (RFC 9112, 3.2)."""
+    recorder = Recorder()
+    async with (
+        Upstream(recorder) as upstream,
+        running_proxy(upstream.url) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        await client.send(b"POST %b HTTP/%b\r\n%bContent-Length: 2\r\n\r\n{}" % (path, version, hosts))
+        reply = await client.reply()
+        assert (reply.status, len(recorder.seen)) == (status, status == 200)
+        if status == 400:
+            assert b"Host header" in reply.body
+            assert await client.rest() == b""
 
 
 @both_loops

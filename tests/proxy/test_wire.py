@@ -524,9 +524,9 @@ JUNK = {
     "half a line": (b"FETCH /", 400),
     "HTTP/0.9": (b"GET /", 505),
     "HTTP/2": (b"GET / HTTP/2.0", 505),
-    "two lengths": (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2", 400),
-    "negative length": (b"POST / HTTP/1.1\r\nContent-Length: -1", 400),
-    "odd coding": (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip", 501),
+    "two lengths": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2", 400),
+    "negative length": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1", 400),
+    "odd coding": (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip", 501),
     "long head": (b"GET / HTTP/1.1\r\nX: " + b"x" * 300_000, 431),
     "many headers": (b"GET / HTTP/1.1\r\n" + b"\r\n".join(b"X-%d: x" % i for i in range(300)), 431),
 }
