@@ -25,6 +25,7 @@ class Guard:
 
     With a token, it must come as ``X-Specproxy-Token``, as a bearer token, or as the password of basic
     authentication (which is how a browser sends it); comparison takes the same time for every wrong token.
+    A browser adds that password to requests of foreign pages too, so their Origin must be one that may call.
 
     Without one we listen on loopback only, and the danger is a web page in the user's own browser. Its requests
     carry its site in Origin; where its name was made to resolve to 127.0.0.1 (DNS rebinding), they carry that
@@ -53,22 +54,33 @@ class Guard:
         if self._token is not None:
             authorization = [hmac.compare_digest(given, self._token) for given in _authorization(headers)]
             own = headers.get(TOKEN_HEADER, "").encode("utf-8", "surrogateescape")
-            if not any((*authorization, hmac.compare_digest(own, self._token))):
+            by_itself = hmac.compare_digest(own, self._token)
+            if not any((*authorization, by_itself)):
                 raise RequestError(
                     "a valid token is needed",
                     status=401,
                     code="authentication_error",
                     hint="send it as Authorization: Bearer … or X-Specproxy-Token",
                 )
+            if not by_itself and _is_basic(headers):
+                self._check_page(headers)
             return any(authorization)
         if not self._is_ours(_without_port(headers.get("Host", ""))):
             raise _forbidden(
                 "this Host may not be used here", "use 127.0.0.1 or localhost, or start with a token"
             )
-        origin = headers.get("Origin")
-        if origin is not None and not self._may_call(origin.lower()):
-            raise _forbidden("pages of this Origin may not call here", "allow it with the setting origins")
+        self._check_page(headers)
         return False
+
+    def _check_page(self, headers: Mapping[str, str]) -> None:
+        """Raise where a page calls that may not: neither our own, nor one that is allowed."""
+        origin = headers.get("Origin")
+        if origin is None or self._may_call(origin.lower()):
+            return
+        host = headers.get("Host", "").lower()
+        own = self._token is not None and host and origin.lower() in (f"http://{host}", f"https://{host}")
+        if not own:
+            raise _forbidden("pages of this Origin may not call here", "allow it with the setting origins")
 
     def reader(self, headers: Mapping[str, str]) -> str | None:
         """The Origin of the page that calls, if it may read the answer."""
@@ -106,6 +118,10 @@ class Guard:
 
 def _forbidden(message: str, hint: str) -> RequestError:
     return RequestError(message, status=403, code="permission_error", hint=hint)
+
+
+def _is_basic(headers: Mapping[str, str]) -> bool:
+    return headers.get("Authorization", "")[:6].lower() == "basic "
 
 
 def _authorization(headers: Mapping[str, str]) -> list[bytes]:

@@ -90,8 +90,40 @@ def basic(password: str) -> str:
     [{"X_Specproxy_Token": "s3cret"}, {"Authorization": "Bearer s3cret"}, {"Authorization": basic("s3cret")}],
 )
 def test_the_token_is_taken_in_three_ways(headers: dict[str, str]) -> None:
-    """Own header, bearer and basic; then neither Host nor Origin matters."""
+    """Own header, bearer and basic; then Host does not matter."""
+    assert status(Guard("s3cret"), Host="anything.example", **headers) == 200
+
+
+@pytest.mark.parametrize("headers", [{"X_Specproxy_Token": "s3cret"}, {"Authorization": "Bearer s3cret"}])
+def test_a_page_that_knows_the_token_may_call(headers: dict[str, str]) -> None:
+    """It had to be told; no browser adds these headers by itself."""
     assert status(Guard("s3cret"), Host="anything.example", Origin="https://x.example", **headers) == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("", 403),
+        ("http://proxy.example", 403),  # another port is another site
+        ("http://proxy.example:8484", 200),
+        ("http://Proxy.example:8484", 200),
+        ("http://127.0.0.1:3000", 200),
+        ("https://chat.example", 200),
+    ],
+)
+def test_a_password_that_the_browser_adds_is_no_permission(origin: str, expected: int) -> None:
+    """It comes with requests of foreign pages too, so only our own page and those that are allowed may call."""
+    guard = Guard("s3cret", origins=["https://chat.example"])
+    given = {"Host": "proxy.example:8484", "Authorization": basic("s3cret"), "Origin": origin}
+    assert status(guard, **given) == expected
+    assert status(guard, **given, X_Specproxy_Token="s3cret") == 200
+
+
+def test_an_origin_without_host_is_not_our_own() -> None:
+    """Nothing equals nothing only by accident."""
+    assert status(Guard("s3cret"), Authorization=basic("s3cret"), Origin="null") == 403
 
 
 @pytest.mark.parametrize(
