@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -211,17 +213,54 @@ def _small_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (48 * 1024, 48 * 1024))
 
 
+@contextmanager
+def _disk(place: Path, options: str) -> Iterator[bool]:
+    """A disk of its own, in memory; gives False where we may not mount one, and then it is a directory."""
+    place.mkdir()
+    mounted = False
+    if os.geteuid() == 0 and shutil.which("mount"):
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+        mounted = subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def _fill(file: Path) -> None:
+    """Write until nothing fits on the disk any more."""
+    with file.open("wb", buffering=0) as out:
+        try:
+            while True:
+                out.write(bytes(4096))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
 @_fault
 async def _has_a_full_disk(state: Path, tally: Tally) -> None:
-    """Statistics cannot be written; requests do not care."""
-    async with _upstream() as url, _proxy(state / "s", url, preexec_fn=_small_files) as (child, port):
-        for _ in range(80):
-            await _well(port, tally, "full disk")
-        if (counted := await _counted(port)) != 80:
-            tally.wrong(f"with a full disk {counted} of 80 requests were counted")
-        child.send_signal(signal.SIGTERM)
-        if (code := await _ended(child)) != 0:
-            tally.wrong(f"with a full disk it ended with {code}")
+    """Statistics cannot be written; requests do not care, and the state is sound once there is room again."""
+    with _disk(state / "disk", "size=1m") as mounted:
+        place, filler = state / "disk" / "s", state / "disk" / "filler"
+        given = {} if mounted else {"preexec_fn": _small_files}
+        async with _upstream() as url, _proxy(place, url, **given) as (child, port):
+            if mounted:
+                _fill(filler)
+            for _ in range(80):
+                await _well(port, tally, "full disk")
+            if (counted := await _counted(port)) != 80:
+                tally.wrong(f"with a full disk {counted} of 80 requests were counted")
+            child.send_signal(signal.SIGTERM)
+            if (code := await _ended(child)) != 0:
+                tally.wrong(f"with a full disk it ended with {code}")
+        filler.unlink(missing_ok=True)
+        with sqlite3.connect(place / DATABASE) as db:
+            if (found := db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
+                tally.wrong(f"the state is damaged after a full disk: {found}")
+        db.close()
+        await _serves(place, tally, "room again")
 
 
 async def _serves(state: Path, tally: Tally, why: str, **given: Any) -> None:
@@ -235,13 +274,20 @@ async def _serves(state: Path, tally: Tally, why: str, **given: Any) -> None:
 
 @_fault
 async def _cannot_write_its_state_dir(state: Path, tally: Tally) -> None:
-    """A read-only state directory (for root nothing is read-only, so one that is no directory)."""
+    """A read-only disk; where we may not mount one, a directory without the right to write."""
+    with _disk(state / "disk", "ro"):
+        place = state / "disk"
+        if os.access(place, os.W_OK):
+            place.chmod(0o500)
+        await _serves(place, tally, "read-only state")
+
+
+@_fault
+async def _has_a_file_for_a_state_dir(state: Path, tally: Tally) -> None:
+    """What should be a directory is none."""
     place = state / "s"
-    place.mkdir(mode=0o500)
-    if os.access(place, os.W_OK):
-        place.rmdir()
-        place.write_text("no directory")
-    await _serves(place, tally, "read-only state")
+    place.write_text("no directory")
+    await _serves(place, tally, "no state directory")
 
 
 @_fault
