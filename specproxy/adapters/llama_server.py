@@ -308,16 +308,24 @@ async def wait_for_status(child: Child, transport: HttpTransport, path: str) -> 
 
 
 async def speculates(transport: HttpTransport, model: str = "") -> bool | None:
-    """Whether a llama-server has a live drafter, by its own ``/slots``; None if it does not say.
+    """Whether a llama-server has a live drafter, by its own ``/slots``; None if it does not say, or answer."""
+    try:
+        return await ask_slots(transport, model)
+    except BackendError:
+        return None
+
+
+async def ask_slots(transport: HttpTransport, model: str = "") -> bool | None:
+    """Whether a llama-server has a live drafter; None if it does not say.
 
     ``/props`` always says no, and a drafter that does not fit is loaded and never asked: only the slots know.
     Of a router's `model` it is only asked where it is loaded: the question alone would load it.
+
+    Raises:
+        BackendError: it did not answer.
     """
     target = f"/slots?model={quote(model, safe='')}&autoload=false" if model else "/slots"
-    try:
-        status, slots = await get_json(transport.open, target)
-    except BackendError:
-        return None
+    status, slots = await get_json(transport.open, target)
     return _any_slot_speculates(slots) if status == 200 else None
 
 

@@ -16,7 +16,7 @@ from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpTransport
 from specproxy.adapters.llama_router import read_sections
-from specproxy.adapters.llama_server import speculates
+from specproxy.adapters.llama_server import ask_slots
 from specproxy.adapters.ollama import read_models, read_show
 from specproxy.errors import BackendError, UpstreamConnectError
 
@@ -68,7 +68,9 @@ class Prober:
                 if len(refused) == 3:
                     return ProbeResult(False, silent=not all(refused))
                 return await self._identify(url, transport, ask, models, props, version)
-        except TimeoutError:
+        except UpstreamConnectError:
+            return ProbeResult(False)
+        except (TimeoutError, BackendError):
             return ProbeResult(False, silent=True)
         finally:
             await transport.aclose()
@@ -112,11 +114,15 @@ class Prober:
         return ProbeResult(True, "llama-server", version, (name,) if name else (), served=(model,))
 
     async def _slots(self, url: str, transport: HttpTransport, properties: Mapping[str, Any]) -> bool | None:
-        """Whether drafts are made there; asked once of each process, since asking wakes one that sleeps."""
+        """Whether drafts are made there; asked once of each process, since asking wakes one that sleeps.
+
+        Raises:
+            BackendError: it did not answer, and then nothing may be believed of it.
+        """
         process = tuple(str(properties.get(key)) for key in ("build_info", "model_path", "media_marker"))
         known = self._drafting.get(url)
         if (known is None or known[0] != process) and properties.get("is_sleeping") is not True:
-            known = self._drafting[url] = (process, await speculates(transport))
+            known = self._drafting[url] = (process, await ask_slots(transport))
         return known[1] if known is not None and known[0] == process else None
 
     async def _llama_router(
@@ -145,7 +151,10 @@ class Prober:
             self._drafting.pop(key, None)
             return model.drafting
         if key not in self._drafting:
-            self._drafting[key] = (None, await speculates(transport, model.name))
+            try:
+                self._drafting[key] = (None, await ask_slots(transport, model.name))
+            except BackendError:
+                return model.drafting
         told = self._drafting[key][1]
         return model.drafting if told is None else told
 

@@ -82,6 +82,35 @@ async def test_a_process_is_asked_for_its_slots_once() -> None:
         assert (await probe(server.url)).served[0].drafting is False
 
 
+def broken(_body: object) -> None:
+    """A route that breaks the connection off."""
+    raise ConnectionError
+
+
+async def test_slots_that_were_not_told_are_asked_for_again() -> None:
+    """A server that breaks off there, as it does while it ends, is not taken for one that does not draft."""
+    probe = Prober()
+    async with fake_llama_server(speculative=True) as server:
+        told, server.routes["GET /slots"] = server.routes["GET /slots"], broken
+        found = await probe(server.url)
+        assert (found.reachable, found.silent) == (False, True)
+        server.routes["GET /slots"] = told
+        assert (await probe(server.url)).served[0].drafting is True
+
+
+async def test_a_server_that_goes_while_it_is_looked_at_is_away() -> None:
+    """Refused at its slots means that it has gone, not that it is busy."""
+    async with fake_llama_server(speculative=True) as server:
+
+        def gone(body: object) -> None:
+            server._server.close()  # type: ignore[union-attr]  # it listens
+            broken(body)
+
+        server.routes["GET /slots"] = gone
+        found = await Prober()(server.url)
+        assert (found.reachable, found.silent) == (False, False)
+
+
 async def test_a_llama_server_that_loads_is_one() -> None:
     """Every route answers 503 meanwhile."""
     loading = {f"GET {path}": (503, LOADING) for path in ("/v1/models", "/props", "/api/version")}
