@@ -44,6 +44,7 @@ __all__ = ["Learner", "LearnerSettings"]
 
 _FORMAT = "specproxy-learner"
 _VERSION = 5
+_MOST = 1e30  # of any number that is learned, seconds and squares of tokens among them
 _MOST_PENDING = 4096
 _LEAST_REMAINING = 10.0
 _expected = attrgetter("expected")
@@ -354,6 +355,8 @@ class Learner:
         targets: dict[str, TargetModel] = {}
         drift = DriftMonitor()
         try:
+            if not _is_finite(state):
+                raise ArithmeticError("a number is beyond all bounds")
             for name, entry in state["targets"].items():
                 targets[name] = self._new_model()
                 targets[name].restore(entry)
@@ -416,3 +419,12 @@ def _drawn(views: Sequence[View], draw: float) -> View:
             return view
         draw -= view.chance
     return max(views, key=lambda v: v.chance)
+
+
+def _is_finite(state: Any) -> bool:
+    """Whether all numbers of JSON data are numbers, of a size that learning can lead to."""
+    if isinstance(state, dict):
+        return all(map(_is_finite, state.values()))
+    if isinstance(state, list | tuple):
+        return all(map(_is_finite, state))
+    return not isinstance(state, int | float) or abs(state) <= _MOST

@@ -201,6 +201,26 @@ def test_damaged_fits_are_refused() -> None:
         Learner().load(state)
 
 
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan, 1e300, 10**400])
+@pytest.mark.parametrize(
+    "where", [("speed", "plain_checks"), ("speed", "level", "at"), ("speed", "level", "mean", 0)]
+)
+def test_numbers_without_bounds_are_refused(number: float, where: tuple[str | int, ...]) -> None:
+    """JSON can hold them, and one would make every later estimate worthless; the learner stays as it was."""
+    learner = Learner()
+    learner.learn_one(observe(lane("plain"), CODE))
+    before = learner.dump()
+    state = json.loads(json.dumps(before))
+    Learner().load(state)
+    [place] = state["targets"].values()
+    for step in where[:-1]:
+        place = place[step]
+    place[where[-1]] = number
+    with pytest.raises(ValueError, match="damaged"):
+        learner.load(state)
+    assert learner.dump() == before
+
+
 def test_the_first_request_of_a_workload_finds_its_priors_ready() -> None:
     """The cost model is asked between requests, for every workload there is; new facts are asked for anew."""
     learner = Learner()
