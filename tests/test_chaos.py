@@ -36,6 +36,28 @@ async def test_a_killed_proxy_keeps_its_state(tmp_path: Path) -> None:
     assert (tally.lost, tally.hung) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("fault", "root"),
+    [
+        ("proxy_has_a_full_disk", True),
+        ("proxy_has_a_full_disk", False),
+        ("proxy_cannot_write_its_state_dir", True),
+        ("proxy_has_a_file_for_a_state_dir", False),
+    ],
+)
+async def test_requests_do_not_need_a_disk(
+    fault: str, root: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full or read-only one, mounted where we may and imitated where we may not, costs no request."""
+    if not root:
+        monkeypatch.setattr("benchmarks.chaos.itself.os.geteuid", lambda: 1000)
+    tally = Tally()
+    await PROCESS_FAULTS[fault](tmp_path, tally)
+    assert (tally.lost, tally.hung) == (0, 0)
+    assert tally.requests >= 3
+    assert not (tmp_path / "disk").is_mount()
+
+
 def test_there_are_enough_kinds() -> None:
     """At least thirty kinds of faults, by name."""
     assert len(MIXED) + len(CLIENT_FAULTS) + len(PROCESS_FAULTS) >= 60
