@@ -83,7 +83,7 @@ class Quarantine:
             raise ValueError(f"quarantine has format {state.get('format')!r}, not {FORMAT}")
         try:
             found = [_sentence(item) for item in state["sentences"]]
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, UnicodeError) as error:
             raise ValueError(f"quarantine is damaged: {error}") from error
         self._sentences = {(s.lane, s.fingerprint): s for s in found}
 
@@ -109,6 +109,7 @@ def _sentence(item: Any) -> Sentence:
     texts = (sentence.lane, sentence.fingerprint, sentence.reason)
     if not all(isinstance(text, str) for text in texts) or type(sentence.at) not in (int, float):
         raise TypeError(f"{item!r} is no sentence")
+    "".join(texts).encode()  # UnicodeEncodeError, a ValueError, where one could be shown nowhere
     return sentence
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields
 from types import UnionType
 from typing import Any, NamedTuple, Protocol, get_type_hints, runtime_checkable
 
+import orjson
+
 from specproxy.records import Observation, Outcome, TempBucket, TimingSource, Workload
 
 __all__ = ["Entry", "Event", "MemoryStore", "Row", "Store", "from_json", "summarise", "to_json"]
@@ -220,7 +222,7 @@ def from_json(text: str) -> Observation:
     Raises:
         ValueError, KeyError, TypeError: the text is not an observation.
     """
-    data = json.loads(text)
+    data = orjson.loads(text)  # refuses halves of characters too, which could be shown nowhere
     if not isinstance(data, dict):
         raise TypeError(f"not a JSON object: {text[:40]}")
     kind, flags = data.pop("kind"), frozenset(data.pop("flags"))

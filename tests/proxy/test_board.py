@@ -197,6 +197,7 @@ DAMAGED = (
     cells(*NAMES, {"total_counts": {"x": 1}}),
     cells(*NAMES, 7),
     cells(*NAMES, {"n": -1}),
+    cells(*NAMES[:4], "\ud800", {"n": 1}),
     cells(*NAMES, {"n": 1, "decode_s": -1.0}),
     cells(*NAMES, {"n": 1, "ttft_s": math.nan}),
     cells(*NAMES, {"n": 10**400}),

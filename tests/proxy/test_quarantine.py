@@ -75,6 +75,7 @@ def test_it_survives_being_stored_and_is_bounded() -> None:
         {"format": 1, "sentences": [{"lane": "x"}]},
         {"format": 1, "sentences": [{"lane": [], "fingerprint": "f", "at": 1, "reason": "r"}]},
         {"format": 1, "sentences": [{"lane": "x", "fingerprint": "f", "at": "1", "reason": "r"}]},
+        {"format": 1, "sentences": [{"lane": "x", "fingerprint": "f", "at": 1, "reason": "\ud800"}]},
         {"format": 1, "sentences": [7]},
     ],
 )

@@ -71,7 +71,7 @@ def test_what_is_no_observation_is_refused(text: str) -> None:
     "changes",
     [{"lane": 7}, {"output_tokens": "x"}, {"output_tokens": 1.5}, {"status": True}, {"decode_s": -1},
      {"kind": []}, {"decode_s": math.nan}, {"total_s": math.inf}, {"streamed": 1}, {"lane": None},
-     {"flags": [1]}, {"at": None}],
+     {"flags": [1]}, {"at": None}, {"lane": "\ud800"}, {"kind": "\ud800"}],
     ids=str,
 )  # fmt: skip
 def test_an_observation_with_damage_is_refused(changes: dict[str, object]) -> None:
