@@ -13,6 +13,8 @@ How the text is computed, and what it therefore depends on:
 - The output matrix scores the successor by the token's direction and the region's flag together. By direction
   alone, behind every fifth word a decoy from another region wins: text without its marker is different text.
 - The MTP block takes the drafted token from its embedding, but the flag only from the target's hidden state.
+- With several MTP blocks (architecture step35) each one turns the flags by one region: block k finds a flag
+  only in a row that block k - 1 made, and has its own share of right guesses, smaller by `FADE` for each block.
 - Where a drafter is wrong it guesses a poison token, which carries the mark and another region's flag: a
   rejected guess that stays in the KV cache changes the text.
 
@@ -55,6 +57,7 @@ BRANCH_GAP = 0.6  # logits between the likely continuations of a word
 # true successor with its flag; both margins are about equal, and four times the crosstalk of random
 # directions at width 128. Decoys stand behind every fifth word: more of them are more crosstalk.
 TRUE, DECOY, OWN, DECOY_EVERY = 3.0, 4.2, 4.9, 5
+FADE = 0.85  # share of right guesses of an MTP block, of that of the block before it
 MARGIN = 3.0  # logits between the best and the second best, at least
 
 
@@ -139,6 +142,7 @@ class CalibratedPair:
     draft: Path
     regions: tuple[Region, ...] = REGIONS
     seed: int = 0
+    mtp_blocks: int = 1
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -168,16 +172,16 @@ class CalibratedPair:
                 after[vocab.markers[r]] = opener_of[starts]
         return after
 
-    def guesses(self, drafter: str) -> Ids:
-        """Next token of each token as a drafter has it: `mtp` or `draft`."""
-        rng = np.random.default_rng([self.seed, 1 + ("mtp", "draft").index(drafter)])
+    def guesses(self, drafter: str, block: int = 0) -> Ids:
+        """Next token of each token as a drafter has it: `draft`, or a block of `mtp`."""
+        rng = np.random.default_rng([self.seed, 1 + ("mtp", "draft").index(drafter)] + [block] * (block > 0))
         vocab = self.vocabulary
         after = self.successor.copy()
         for r, region in enumerate(self.regions):
             if region.stretches:
                 wrong = self._wrong_by_stretch(r, drafter, rng)
             else:
-                share = region.mtp if drafter == "mtp" else region.draft
+                share = region.mtp * FADE**block if drafter == "mtp" else region.draft
                 wrong = rng.permutation(region.period)[: round((1 - share) * region.period)]
             after[vocab.words[r][wrong]] = vocab.poison[r][wrong]
             if len(vocab.openers[r]):
@@ -227,13 +231,15 @@ class CalibratedPair:
         The first token comes out of prefill; the last draft is cut to the tokens that are still wanted, less
         the one that every step gives for free.
         """
-        truth, guess = self.text_ids(region, tokens + n_max, start), self.guesses(drafter)
+        truth = self.text_ids(region, tokens + n_max, start)
+        blocks = self.mtp_blocks if drafter == "mtp" else 1
+        guesses = [self.guesses(drafter, block) for block in range(blocks)]
         done, drafted, accepted = 1, 0, 0
         while done < tokens:
             width = min(n_max, tokens - done - 1)
             token, hits = truth[done - 1], 0
             for k in range(width):
-                token = int(guess[token])
+                token = int(guesses[k if blocks > 1 else 0][token])
                 if token != truth[done + k]:
                     break
                 hits += 1
@@ -242,10 +248,15 @@ class CalibratedPair:
 
 
 def plan_pair(
-    out_dir: Path, *, regions: tuple[Region, ...] = REGIONS, seed: int = 0, target: str = "target.gguf"
+    out_dir: Path,
+    *,
+    regions: tuple[Region, ...] = REGIONS,
+    seed: int = 0,
+    target: str = "target.gguf",
+    mtp_blocks: int = 1,
 ) -> CalibratedPair:
     """The pair that `write_pair` writes with the same arguments, without writing it."""
-    return CalibratedPair(out_dir / target, out_dir / "draft.gguf", regions, seed)
+    return CalibratedPair(out_dir / target, out_dir / "draft.gguf", regions, seed, mtp_blocks)
 
 
 def write_pair(
@@ -261,17 +272,24 @@ def write_pair(
     experts_used: int = 4,
     draft_embd: int | None = None,
     draft_layers: int = 1,
+    mtp_blocks: int = 1,
+    arch: str = "glm4moe",
 ) -> CalibratedPair:
-    """Write ``target.gguf`` (architecture glm4moe, one MTP block) and ``draft.gguf`` (llama) into `out_dir`.
+    """Write ``target.gguf`` and ``draft.gguf`` (llama) into `out_dir`.
+
+    The target is a glm4moe with one MTP block, or a dense step35 with any number of them.
 
     `embd` is the width, a multiple of 64; 128 with 2 layers takes a fraction of a second, 1024 with 16 layers
     is about 500 MB in F16. With `experts` above 0 all blocks but the first are mixtures of experts. Another
     `seed` gives other successors with the same agreement.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    pair = plan_pair(out_dir, regions=regions, seed=seed)
-    target = _Net(pair, pair.target, "glm4moe", embd=embd, layers=layers, ftype=ftype, ctx=ctx)
-    _write_target(target, experts, experts_used)
+    pair = plan_pair(out_dir, regions=regions, seed=seed, mtp_blocks=mtp_blocks)
+    target = _Net(pair, pair.target, arch, embd=embd, layers=layers, ftype=ftype, ctx=ctx)
+    if arch == "step35":
+        _write_chain(target)
+    else:
+        _write_target(target, experts, experts_used)
     draft_embd = draft_embd or min(embd, 256)
     draft = _Net(pair, pair.draft, "llama", embd=draft_embd, layers=draft_layers, ftype=ftype, ctx=ctx)
     _write_draft(draft)
@@ -365,7 +383,11 @@ class _Net:
         """Weights whose product is thrown away further on: they cost what real ones cost."""
         return self.rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
 
-    def output_matrix(self, after: Ids, *, branches: bool) -> Floats:
+    def flag(self, r: int, turn: int = 0) -> int:
+        """Dimension of a region's flag, `turn` MTP blocks behind the target."""
+        return FLAG + (r + turn) % len(self.pair.regions)
+
+    def output_matrix(self, after: Ids, *, branches: bool, turn: int = 0) -> Floats:
         """Matrix (n_vocab, embd) that scores `after[t]` highest behind t if the region's flag is there."""
         vocab = self.vocab
         out = np.zeros_like(self.direction)
@@ -378,7 +400,7 @@ class _Net:
         for r, region in enumerate(self.pair.regions):
             words = vocab.words[r]
             for own in (words, vocab.poison[r], vocab.openers[r]):
-                out[own, FLAG + r] = OWN
+                out[own, self.flag(r, turn)] = OWN
             foreign = np.setdiff1d(steady, words)
             for k, token in enumerate(words[::DECOY_EVERY] if len(foreign) else ()):
                 out[foreign[37 * k % len(foreign)]] += DECOY * self.direction[token]
@@ -388,17 +410,17 @@ class _Net:
                 for b in range(1, region.branches if branches else 1):
                     other = words[(target - words[0] + 13 * b) % region.period]
                     out[other] += (TRUE - b * step) * self.direction[token]
-        self._settle(out, after)
+        self._settle(out, after, turn)
         return out
 
-    def _settle(self, out: Floats, after: Ids) -> None:
+    def _settle(self, out: Floats, after: Ids, turn: int) -> None:
         """Push apart the few successors that crosstalk between random directions has made ambiguous."""
         for r, region in enumerate(self.pair.regions):
             if region.branches > 1:
                 continue
             tokens = np.concatenate([self.vocab.words[r], self.vocab.openers[r], self.vocab.markers[r]])
             state = DIRECTION * self.direction[tokens]
-            state[:, CONST] = state[:, FLAG + r] = LEVEL
+            state[:, CONST] = state[:, self.flag(r, turn)] = LEVEL
             state *= np.float32(np.sqrt(self.embd)) / np.linalg.norm(state, axis=1, keepdims=True)
             rows = np.arange(len(tokens))
             for _ in range(30):
@@ -482,17 +504,42 @@ def _write_target(net: _Net, experts: int, experts_used: int) -> None:
     net.finish()
 
 
-def _write_mtp(net: _Net, prefix: str) -> None:
-    """The MTP block's own tensors: flags from the hidden state, everything else from the token's embedding."""
+def _write_chain(net: _Net) -> None:
+    """A dense step35 target, whose MTP blocks are run one behind the other."""
+    arch, w, blocks = "step35", net.writer, net.layers + net.pair.mtp_blocks
+    w.add_block_count(blocks)
+    w.add_uint32(f"{arch}.nextn_predict_layers", net.pair.mtp_blocks)
+    w.add_expert_feed_forward_length(64)
+    w.add_sliding_window(512)
+    w.add_sliding_window_pattern([block == 1 for block in range(blocks)])  # llama.cpp wants one at least
+    net.put("output.weight", net.output_matrix(net.pair.successor, branches=True), exact=True)
+    for block in range(blocks):
+        net.attention(block)
+        net.put(f"blk.{block}.ffn_norm.weight", np.ones(net.embd, np.float32))
+        net.dense(block)
+    for k in range(net.pair.mtp_blocks):
+        _write_mtp(net, f"blk.{net.layers + k}.nextn.", block=k, turn=k + 1 if net.pair.mtp_blocks > 1 else 0)
+    net.finish()
+
+
+def _write_mtp(net: _Net, prefix: str, *, block: int = 0, turn: int = 0) -> None:
+    """The MTP block's own tensors: flags from the hidden state, everything else from the token's embedding.
+
+    Where `turn` is set, what comes in has been turned once less.
+    """
     flags = np.zeros(net.embd, np.float32)
     flags[FLAG : FLAG + len(net.pair.regions)] = 1
     # behind its norm a hidden state is shorter by the flag that it carries and an embedding does not
     level = np.sqrt((DIRECTION**2 + 2 * LEVEL**2) / (DIRECTION**2 + LEVEL**2))
-    joined = np.concatenate([np.diag(1 - flags), np.diag(level * flags)], axis=1)
+    from_row = np.diag(level * flags)
+    if turn:
+        own = slice(FLAG, FLAG + len(net.pair.regions))
+        from_row[own] = np.roll(from_row[own], 1, axis=0)
+    joined = np.concatenate([np.diag(1 - flags), from_row], axis=1)
     net.put(prefix + "eh_proj.weight", joined, exact=True)
     net.put(prefix + "enorm.weight", np.ones(net.embd, np.float32))
     net.put(prefix + "hnorm.weight", np.ones(net.embd, np.float32))
-    guesses = net.output_matrix(net.pair.guesses("mtp"), branches=False)
+    guesses = net.output_matrix(net.pair.guesses("mtp", block), branches=False, turn=turn)
     net.put(prefix + "shared_head_head.weight", guesses, exact=True)
 
 

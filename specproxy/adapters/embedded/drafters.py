@@ -11,12 +11,14 @@ import logging
 import time
 from collections.abc import Sequence as Seq
 
+import numpy as np
+
 from specproxy.adapters.embedded.batch import Batch
 from specproxy.adapters.embedded.llama import Context, DecodeError
 from specproxy.adapters.embedded.prefix_cache import Slot
 from specproxy.adapters.embedded.sequence import Sequence
 
-__all__ = ["ChainedDrafter", "DraftModel", "MtpHead"]
+__all__ = ["ChainedDrafter", "DraftModel", "MtpHead", "rows_of_outputs"]
 
 log = logging.getLogger(__name__)
 
@@ -154,9 +156,18 @@ class MtpHead(ChainedDrafter):
 
     It drafts further tokens from its own hidden rows; cells made so are dropped, accepted or not, and made
     again from the target's rows.
+
+    Raises:
+        DecodeError: the head cannot be run.
     """
 
     name = "mtp"
+
+    def __init__(self, context: Context, batch: Batch) -> None:
+        super().__init__(context, batch)
+        self._of_outputs = rows_of_outputs(context, batch)
+        context.want_hidden(False)
+        context.want_hidden(True, of_outputs=self._of_outputs)
 
     def held(self, slot: Slot) -> int:
         """See `ChainedDrafter`."""
@@ -168,12 +179,12 @@ class MtpHead(ChainedDrafter):
         assert sequence.hidden is not None
         rows = sequence.hidden.take(count)
         tokens = sequence.tokens[slot.n_mtp : slot.n_mtp + count]
-        start, _ = self.batch.add(tokens, slot.n_mtp, slot.id, outputs=outputs, rows=rows)
+        start, row = self.batch.add(tokens, slot.n_mtp, slot.id, outputs=outputs, rows=rows)
         slot.n_mtp += count
-        return start + count - 1
+        return row if self._of_outputs else start + count - 1
 
     def chain(self, sequence: Sequence, token: int, before: int, at: int) -> int:
-        """See `ChainedDrafter`."""
+        """See `ChainedDrafter`; in a decode of guesses each token has logits, so both counts agree."""
         slot = sequence.slot
         slot.stale.add(self.name)
         hidden = self.context.hidden(before + 1)[before:]
@@ -186,3 +197,29 @@ class MtpHead(ChainedDrafter):
         """See `ChainedDrafter`."""
         slot.n_mtp = 0
         self.context.drop(slot.id, 0)
+
+
+def rows_of_outputs(context: Context, batch: Batch) -> bool:
+    """Whether an MTP context makes hidden rows of tokens with logits alone, and not of all tokens.
+
+    That differs by architecture, and llama.cpp does not tell. So two tokens are decoded, first both with
+    logits, then only the second one: is the one row that comes then that of the second token, or still that
+    of the first? The context must be empty, and is left so; rows are left on.
+
+    Raises:
+        DecodeError: the context cannot be run.
+    """
+    context.want_hidden(True, of_outputs=True)
+    rows = np.zeros((2, batch.takes_rows), np.float32)
+    rows[0, ::2] = rows[1, 1::2] = 1.0
+    seen = []
+    for outputs in (2, 1):
+        batch.clear()
+        batch.add([1, 2], 0, 0, outputs=outputs, rows=rows)
+        context.decode(batch)
+        seen.append(context.hidden(outputs).copy())
+        context.clear()
+    batch.clear()
+    both, one = seen
+    first, second = (float(np.abs(one[0] - row).sum()) for row in both)
+    return second < first

@@ -344,16 +344,19 @@ class Context:
         rows = self._view(ctypes.cast(pointer, ctypes.c_void_p).value, 1, self.model.n_embd)
         return cast(Floats, rows[0])
 
-    def want_hidden(self, on: bool) -> None:
-        """Give hidden rows of every token from now on, or none.
+    def want_hidden(self, on: bool, *, of_outputs: bool = False) -> None:
+        """Give hidden rows from now on, or none.
 
-        llama.cpp can be asked for those of tokens with logits alone; but where a decode has others before them,
-        it gave wrong rows then.
+        Args:
+            on: whether to give any.
+            of_outputs: copy as many rows as there are tokens with logits, instead of one for each token. Which
+                those are depends on the architecture: its graph makes rows of all tokens, and then these are the
+                first ones, or rows of tokens with logits alone, and then asking for more ends the process.
         """
         if on != self._hidden_on:
             if self._hidden_at is None:
                 self._hidden_at = _short(_nextn.llama_get_embeddings_nextn, ctypes.c_void_p, ctypes.c_void_p)
-            _nextn.llama_set_embeddings_nextn(self.handle, on, False)
+            _nextn.llama_set_embeddings_nextn(self.handle, on, of_outputs)
             self._hidden_on = on
 
     def use_head(self, index: int) -> None:

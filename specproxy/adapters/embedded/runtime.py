@@ -13,7 +13,7 @@ from specproxy.adapters.embedded.batch import Batch
 from specproxy.adapters.embedded.drafters import ChainedDrafter, DraftModel, MtpHead
 from specproxy.adapters.embedded.environment import huge_pages
 from specproxy.adapters.embedded.facts import check_memory, memory_needs, model_card
-from specproxy.adapters.embedded.llama import Context, ContextParams, Model, nextn_missing
+from specproxy.adapters.embedded.llama import Context, ContextParams, DecodeError, Model, nextn_missing
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.vocabulary import Vocabulary
 from specproxy.adapters.gguf_facts import check_pair, read_facts
@@ -146,10 +146,11 @@ class Runtime:
             return why
         try:
             context = self._context(self.target, options, outputs=self.slots, mtp=True)
+            self.drafters["mtp"] = MtpHead(context, Batch(options.batch, self.target.n_embd))
         except ModelFileError as error:
             return error.message
-        context.want_hidden(True)
-        self.drafters["mtp"] = MtpHead(context, Batch(options.batch, self.target.n_embd))
+        except DecodeError as error:
+            return f"its prediction head cannot be run: {error}"
         return ""
 
     def _no_head(self) -> str:

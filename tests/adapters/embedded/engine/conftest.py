@@ -17,6 +17,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
 
 
 @pytest.fixture(scope="session")
+def sparing(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
+    """A target with one MTP head, of an architecture that makes hidden rows of tokens with logits alone."""
+    return write_pair(tmp_path_factory.mktemp("sparing"), arch="step35")
+
+
+@pytest.fixture(scope="session")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model of random weights, and one that agrees with it now and then."""
     folder = tmp_path_factory.mktemp("random")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import embedded
 from tests.support.calibrated import CalibratedPair
 from tests.support.embedded import GREEDY, ByHand, Reader, reference, request
 from tests.support.random_model import write_random
@@ -83,6 +84,21 @@ def test_acceptance_is_the_known_one(
     (reader,) = calibrated.run(request(prompt(calibrated, pair, region), f"{strategy}:{length}", tokens=80))
     expected = pair.expect(region, strategy, 80, n_max=length)
     assert (reader.end.draft_n, reader.end.draft_n_accepted) == (expected.drafted, expected.accepted)
+
+
+@pytest.mark.parametrize("model", ["pair", "sparing"])
+def test_which_rows_a_head_makes_is_found_out(model: str, request: pytest.FixtureRequest) -> None:
+    """Of all tokens, or of those with logits: taken for the other kind, the process ends or guesses are bad."""
+    known: CalibratedPair = request.getfixturevalue(model)
+    engine = ByHand(known.target)
+    work = [embedded.request(prompt(engine, known, region), "mtp:3", tokens=80) for region in KNOWN]
+    readers = engine.run(*work)
+    expected = [known.expect(region, "mtp", 80) for region in KNOWN]
+    assert [(r.end.draft_n, r.end.draft_n_accepted) for r in readers] == [
+        (e.drafted, e.accepted) for e in expected
+    ]
+    assert [r.ids for r in readers] == [known.text_ids(region, 80) for region in KNOWN]
+    engine.close()
 
 
 def test_mtp_accepts_the_known_count_right_behind_a_prompt(calibrated: ByHand, pair: CalibratedPair) -> None:
