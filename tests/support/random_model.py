@@ -9,19 +9,24 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-__all__ = ["write_random"]
+__all__ = ["CHAINS", "write_random"]
 
+CHAINS = ("step35", "mimo2", "hy_v3")
 EMBD, HEADS, LAYERS, FF, WORDS, CONV = 64, 4, 2, 128, 400, 4
 
 
-def write_random(path: Path, *, arch: str = "llama", seed: int = 0, noise: float = 0.0) -> Path:
+def write_random(
+    path: Path, *, arch: str = "llama", seed: int = 0, noise: float = 0.0, mtp_blocks: int = 0
+) -> Path:
     """Write a model in F32.
 
     Args:
         path: where to.
-        arch: ``llama``, or ``lfm2``, in which the first of the two blocks is a convolution with a state.
+        arch: ``llama``, or ``lfm2``, in which the first of the two blocks is a convolution with a state, or
+            one of `CHAINS`, which may have MTP blocks.
         seed: of the weights.
         noise: share of other random weights mixed in: a draft model that agrees now and then.
+        mtp_blocks: how many of them.
     """
     rng, other = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     tokens = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
@@ -31,7 +36,7 @@ def write_random(path: Path, *, arch: str = "llama", seed: int = 0, noise: float
     writer.add_name(path.stem)
     writer.add_context_length(2048)
     writer.add_embedding_length(EMBD)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(LAYERS + mtp_blocks)
     writer.add_feed_forward_length(FF)
     writer.add_head_count(HEADS)
     if arch == "lfm2":
@@ -39,6 +44,12 @@ def write_random(path: Path, *, arch: str = "llama", seed: int = 0, noise: float
         writer.add_shortconv_l_cache(CONV)
     else:
         writer.add_head_count_kv(HEADS)
+    if arch in CHAINS:
+        writer.add_uint32(f"{arch}.nextn_predict_layers", mtp_blocks)
+        writer.add_expert_feed_forward_length(FF)
+    if arch in ("step35", "mimo2"):
+        writer.add_sliding_window(2048)
+        writer.add_sliding_window_pattern([block == 1 for block in range(LAYERS + mtp_blocks)])
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(EMBD // HEADS)
     writer.add_rope_freq_base(100.0)
@@ -62,7 +73,11 @@ def write_random(path: Path, *, arch: str = "llama", seed: int = 0, noise: float
     put("output.weight", len(tokens), EMBD, gain=4.0)
     norm_name = "token_embd_norm.weight" if arch == "lfm2" else "output_norm.weight"
     writer.add_tensor(norm_name, np.ones(EMBD, np.float32))
-    for i in range(LAYERS):
+    for i in range(LAYERS, LAYERS + mtp_blocks):
+        put(f"blk.{i}.nextn.eh_proj.weight", EMBD, 2 * EMBD)
+        for norm in ("enorm", "hnorm"):
+            writer.add_tensor(f"blk.{i}.nextn.{norm}.weight", np.ones(EMBD, np.float32))
+    for i in range(LAYERS + mtp_blocks):
         for norm in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(EMBD, np.float32))
         if arch == "lfm2" and i == 0:
@@ -70,11 +85,14 @@ def write_random(path: Path, *, arch: str = "llama", seed: int = 0, noise: float
             put(f"blk.{i}.shortconv.in_proj.weight", 3 * EMBD, EMBD)
             put(f"blk.{i}.shortconv.out_proj.weight", EMBD, EMBD, gain=3.0)
         else:
-            if arch == "lfm2":
+            if arch in ("lfm2", "hy_v3"):
                 for norm in ("attn_q_norm", "attn_k_norm"):
                     writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(EMBD // HEADS, np.float32))
-            for name in ("attn_q", "attn_k", "attn_v"):
-                put(f"blk.{i}.{name}.weight", EMBD, EMBD, gain=2.0)
+            if arch == "mimo2":
+                put(f"blk.{i}.attn_qkv.weight", 3 * EMBD, EMBD, gain=2.0)
+            else:
+                for name in ("attn_q", "attn_k", "attn_v"):
+                    put(f"blk.{i}.{name}.weight", EMBD, EMBD, gain=2.0)
             put(f"blk.{i}.attn_output.weight", EMBD, EMBD, gain=3.0)
         put(f"blk.{i}.ffn_gate.weight", FF, EMBD)
         put(f"blk.{i}.ffn_up.weight", FF, EMBD)

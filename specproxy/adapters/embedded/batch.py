@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_cpp as lib
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Floats"]
 
 Floats = npt.NDArray[np.float32]
 

@@ -10,27 +10,36 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 
-from specproxy.adapters.embedded.batch import Batch
+from specproxy.adapters.embedded.batch import Batch, Floats
 from specproxy.adapters.embedded.llama import Context, DecodeError
 from specproxy.adapters.embedded.prefix_cache import Slot
 from specproxy.adapters.embedded.sequence import Sequence
 
-__all__ = ["ChainedDrafter", "DraftModel", "MtpHead", "rows_of_outputs"]
+__all__ = ["ChainedDrafter", "DraftModel", "MtpChain", "MtpHead", "rows_of_outputs"]
 
 log = logging.getLogger(__name__)
 
 
 class ChainedDrafter:
-    """What draft model and MTP head have in common: proposing token by token over a cache of their own."""
+    """What draft model and MTP head have in common: proposing token by token over a cache of their own.
+
+    Attributes:
+        context: the one that makes the first guess.
+        contexts: all of them by name, each with a cache that holds the same positions.
+        room: tokens to be caught up with that one decode can take.
+    """
 
     name = ""
 
     def __init__(self, context: Context, batch: Batch) -> None:
         self.context = context
+        self.contexts = {self.name: context}
         self.batch = batch
+        self.room = batch.size
 
     def missing(self, sequence: Sequence) -> int:
         """Tokens that the cache lacks, the newest one included."""
@@ -59,6 +68,11 @@ class ChainedDrafter:
         """Nothing that the cache holds of a slot can be relied on."""
         raise NotImplementedError
 
+    def drop(self, slot: Slot, start: int) -> bool:
+        """Remove a slot's positions from `start` on; False if a cache cannot go back so far."""
+        dropped = [context.drop(slot.id, start) for context in self.contexts.values()]  # each is to try
+        return all(dropped)
+
     def propose(self, sequences: Seq[Sequence]) -> None:
         """Give every sequence a draft of its plan's length. A failure costs the drafts, not the sequences."""
         started = time.perf_counter()
@@ -76,13 +90,14 @@ class ChainedDrafter:
 
     def catch_up(self, sequence: Sequence, keep: int, budget: int) -> int:
         """Feed what is missing, but for the newest `keep` tokens, up to `budget`; returns tokens fed."""
-        count = min(self.missing(sequence) - keep, budget, self.batch.size)
+        count = min(self.missing(sequence) - keep, budget, self.room)
         if count <= 0:
             return 0
         self.batch.clear()
         try:
             self._begin(sequence, count, outputs=0)
-            self.context.decode(self.batch)
+            for context in self.contexts.values():
+                context.decode(self.batch)
         except DecodeError as error:
             log.warning("keeping %s in step failed: %s", self.name, error)
             sequence.disable(self.name, str(error))
@@ -110,12 +125,15 @@ class ChainedDrafter:
             at += 1
 
     def _begin(self, sequence: Sequence, count: int, *, outputs: int) -> int:
-        slot = sequence.slot
+        self._freshen(sequence.slot)
+        return self.feed(sequence, count, outputs=outputs)
+
+    def _freshen(self, slot: Slot) -> None:
+        """Drop what rejected drafts have left behind."""
         if self.name in slot.stale:
-            if not self.context.drop(slot.id, self.held(slot)):
+            if not self.drop(slot, self.held(slot)):
                 raise DecodeError(f"the cache of {self.name} cannot be rolled back", 0)
             slot.stale.discard(self.name)
-        return self.feed(sequence, count, outputs=outputs)
 
 
 class DraftModel(ChainedDrafter):
@@ -148,7 +166,7 @@ class DraftModel(ChainedDrafter):
     def forget(self, slot: Slot) -> None:
         """See `ChainedDrafter`."""
         slot.n_draft = 0
-        self.context.drop(slot.id, 0)
+        self.drop(slot, 0)
 
 
 class MtpHead(ChainedDrafter):
@@ -196,7 +214,85 @@ class MtpHead(ChainedDrafter):
     def forget(self, slot: Slot) -> None:
         """See `ChainedDrafter`."""
         slot.n_mtp = 0
-        self.context.drop(slot.id, 0)
+        self.drop(slot, 0)
+
+
+class MtpChain(MtpHead):
+    """Several prediction heads: guess k comes from head k, from the rows that the heads before it have made.
+
+    A head's cache holds the text as that head sees it, each token with the target's row before it. llama.cpp
+    has all heads' layers in the cache of a context, but runs one of them in a decode; so each head has a
+    context to itself. In the decode that makes its guess a head is fed with what its cache lacks and with the
+    guesses before its own, which is what llama-server feeds it with.
+
+    Args:
+        contexts: one for each head.
+        batch: with room for `guesses` beside what is to be caught up with.
+        guesses: tokens that all sequences together may have guessed before the last head's turn.
+
+    Raises:
+        DecodeError: a head cannot be run.
+    """
+
+    def __init__(self, contexts: Seq[Context], batch: Batch, guesses: int) -> None:
+        super().__init__(contexts[0], batch)
+        self.room = batch.size - guesses
+        self.contexts = {f"{self.name} {head}": context for head, context in enumerate(contexts)}
+        for head, context in enumerate(contexts):
+            context.use_head(head)
+            context.want_hidden(True, of_outputs=self._of_outputs)
+
+    def _propose(self, sequences: Seq[Sequence]) -> None:
+        heads = len(self.contexts)
+        given = [self._given(sequence) for sequence in sequences if len(sequence.draft) < heads]
+        if not given:  # others have drafted as far as the heads can see
+            return
+        for head, context in enumerate(self.contexts.values()):
+            self.batch.clear()
+            asked = [(each, at) for each in given if (at := self._add(each, head)) is not None]
+            context.decode(self.batch)
+            if not asked:
+                continue
+            logits = context.logits(len(asked))
+            hidden = context.hidden(asked[-1][1] + 1)
+            for row, (each, at) in enumerate(asked):
+                draft = each.sequence.draft
+                if head == len(draft):
+                    draft.append(int(logits[row].argmax()))
+                each.tokens.append(draft[head])
+                each.rows = np.concatenate([each.rows, hidden[at : at + 1]])
+        for each in given:
+            each.sequence.slot.n_mtp += each.late
+
+    def _given(self, sequence: Sequence) -> _Given:
+        """What every head lacks of a sequence."""
+        slot = sequence.slot
+        assert sequence.hidden is not None
+        self._freshen(slot)
+        slot.stale.add(self.name)
+        late = self.missing(sequence)
+        return _Given(sequence, late, sequence.tokens[slot.n_mtp :], sequence.hidden.take(late))
+
+    def _add(self, given: _Given, head: int) -> int | None:
+        """Put into the batch what a head lacks; returns where its last row will be, or None without a guess."""
+        asked = head < given.sequence.plan.total
+        count = len(given.tokens) if asked else given.late
+        slot = given.sequence.slot
+        tokens, rows = given.tokens[:count], given.rows[:count]
+        start, row = self.batch.add(tokens, slot.n_mtp, slot.id, outputs=int(asked), rows=rows)
+        if not asked:
+            return None
+        return row if self._of_outputs else start + count - 1
+
+
+@dataclass(slots=True)
+class _Given:
+    """Tokens, with the row before each, that heads are fed with: `late` of the text, then guesses."""
+
+    sequence: Sequence
+    late: int
+    tokens: list[int]
+    rows: Floats
 
 
 def rows_of_outputs(context: Context, batch: Batch) -> bool:

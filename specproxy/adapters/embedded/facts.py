@@ -13,9 +13,15 @@ from specproxy.adapters.gguf_facts import ModelFacts
 from specproxy.errors import ConfigError, ModelFileError
 from specproxy.records import Strategy
 
-__all__ = ["check_memory", "memory_needs", "model_card", "strategies"]
+__all__ = ["MTP_CHAINS", "check_memory", "memory_needs", "model_card", "strategies"]
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+MTP_CHAINS = frozenset({"hy_v3", "mimo2", "step35"})
+"""Architectures whose MTP graph runs the head that a context chooses (llama-cpp-python 0.3.36).
+
+The others' graphs assert that there is one head only, which ends the process.
+"""
+
 MIB = 1 << 20
 F16 = 2  # bytes of an element, which is what `ModelFacts` counts caches in
 
@@ -50,14 +56,16 @@ def memory_needs(
     def cache(facts: ModelFacts) -> int:
         return int(facts.kv_bytes_per_token * cells * wide)
 
-    mtp = target.has_mtp and options.mtp
+    heads = target.mtp_layers
+    mtp = target.has_mtp and options.mtp and (heads == 1 or target.architecture in MTP_CHAINS)
     needs = {
         "weights": target.weight_bytes - (0 if mtp else target.mtp_bytes),
         "kv": cache(target),
         "states": target.state_bytes * options.parallel * (1 + states),
     }
     if mtp:
-        needs["mtp"] = cache(target) * target.mtp_layers // max(1, target.block_count)
+        # every head of a chain has a context, whose cache has the layers of all heads
+        needs["mtp"] = heads * heads * cache(target) // max(1, target.block_count)
     if draft is not None:
         needs["draft"] = draft.weight_bytes + cache(draft)
     return needs

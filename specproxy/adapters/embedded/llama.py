@@ -350,8 +350,8 @@ class Context:
         Args:
             on: whether to give any.
             of_outputs: copy as many rows as there are tokens with logits, instead of one for each token. Which
-                those are depends on the architecture: its graph makes rows of all tokens, and then these are the
-                first ones, or rows of tokens with logits alone, and then asking for more ends the process.
+                those are depends on the architecture: its graph makes rows of all tokens, and then these are
+                the first ones, or rows of tokens with logits alone, and then asking for more ends the process.
         """
         if on != self._hidden_on:
             if self._hidden_at is None:

@@ -143,7 +143,8 @@ def profile(
     finally:
         runtime.context.clear()
         for drafter in runtime.drafters.values():
-            drafter.context.clear()
+            for context in drafter.contexts.values():
+                context.clear()
     curve = ", ".join(f"{width}: {seconds * 1e3:.1f}" for width, seconds in costs.widths.items())
     log.info("a step takes by its tokens, in ms: %s (profiled in %.1f s)", curve, clock() - started)
 

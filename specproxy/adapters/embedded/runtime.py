@@ -10,9 +10,9 @@ import psutil
 from llama_cpp import llama_cpp as lib
 
 from specproxy.adapters.embedded.batch import Batch
-from specproxy.adapters.embedded.drafters import ChainedDrafter, DraftModel, MtpHead
+from specproxy.adapters.embedded.drafters import ChainedDrafter, DraftModel, MtpChain, MtpHead
 from specproxy.adapters.embedded.environment import huge_pages
-from specproxy.adapters.embedded.facts import check_memory, memory_needs, model_card
+from specproxy.adapters.embedded.facts import MTP_CHAINS, check_memory, memory_needs, model_card
 from specproxy.adapters.embedded.llama import Context, ContextParams, DecodeError, Model, nextn_missing
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.vocabulary import Vocabulary
@@ -121,7 +121,8 @@ class Runtime:
         if why := self._load_mtp(options):
             self.refused["mtp"] = why
         else:
-            self.limits["mtp"] = min(self._most["mtp"], longest)
+            heads = self.facts.mtp_layers  # one can go on from its own rows, each of several guesses once
+            self.limits["mtp"] = min(self._most["mtp"], longest, heads if heads > 1 else longest)
 
     def _load_draft(self, options: EngineOptions) -> str:
         """Set up the draft model; returns why not, if not."""
@@ -145,13 +146,23 @@ class Runtime:
         if why := self._no_head():
             return why
         try:
-            context = self._context(self.target, options, outputs=self.slots, mtp=True)
-            self.drafters["mtp"] = MtpHead(context, Batch(options.batch, self.target.n_embd))
+            self.drafters["mtp"] = self._heads(options)
         except ModelFileError as error:
             return error.message
         except DecodeError as error:
             return f"its prediction head cannot be run: {error}"
         return ""
+
+    def _heads(self, options: EngineOptions) -> MtpHead:
+        """The target's prediction head, or a chain of them."""
+        heads, width = self.facts.mtp_layers, self.target.n_embd
+        if heads == 1:
+            context = self._context(self.target, options, outputs=self.slots, mtp=True)
+            return MtpHead(context, Batch(options.batch, width))
+        guesses = options.parallel * (heads - 1)
+        outputs = max(self.slots, guesses)
+        contexts = [self._context(self.target, options, outputs=outputs, mtp=True) for _ in range(heads)]
+        return MtpChain(contexts, Batch(options.batch + guesses, width), guesses)
 
     def _no_head(self) -> str:
         """Why the target has no MTP head that can be used, or an empty text."""
@@ -160,10 +171,12 @@ class Runtime:
             return "the model has no multi-token-prediction head"
         if not self.facts.has_mtp:
             return f"llama.cpp has no multi-token prediction for {self.facts.architecture}"
-        if heads > 1:
-            # each head has a cache of its own, to be filled by a pass over the text for each; where llama.cpp
-            # does not know of chains for an architecture, it aborts on such a file
-            return f"the model chains {heads} prediction heads, which only managed lanes run"
+        if heads > 1 and self.facts.architecture not in MTP_CHAINS:
+            # llama-server cannot do it either: it ends at the graph's assertion
+            return (
+                f"the model chains {heads} prediction heads, and llama.cpp runs one alone for "
+                f"{self.facts.architecture} (several for {', '.join(sorted(MTP_CHAINS))})"
+            )
         if missing := nextn_missing():
             log.warning("no multi-token prediction: %s", missing)
         return missing
@@ -214,8 +227,8 @@ class Runtime:
     @property
     def native_s(self) -> float:
         """Seconds spent in llama.cpp's decodes so far."""
-        contexts = [self.context, *(drafter.context for drafter in self.drafters.values())]
-        return sum(context.native_s for context in contexts)
+        own = [context for drafter in self.drafters.values() for context in drafter.contexts.values()]
+        return sum(context.native_s for context in (self.context, *own))
 
     def close(self) -> None:
         """Free everything; idempotent."""

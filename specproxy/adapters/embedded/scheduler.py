@@ -110,7 +110,8 @@ class Scheduler:
         assert self.idle
         self._runtime.context.clear()
         for drafter in self._runtime.drafters.values():
-            drafter.context.clear()
+            for context in drafter.contexts.values():
+                context.clear()
         self._slots = Slots(self._runtime)
 
     def check(self, request: GenerateRequest) -> None:
@@ -293,7 +294,7 @@ class Scheduler:
         most = options.batch // 2  # tokens that may be caught up with in a proposing decode
         for name, drafter in self._runtime.drafters.items():
             ready = []
-            room = drafter.batch.size
+            room = drafter.room
             for sequence in drafting:
                 if sequence.plan.drafter != name:
                     continue
@@ -445,4 +446,4 @@ class Scheduler:
         if drafter is None or sequence.hidden is None or sequence not in self._running:
             return
         behind = len(sequence.tokens) - sequence.slot.n  # tokens without a hidden row before them, plus one
-        drafter.catch_up(sequence, keep=max(1, behind), budget=drafter.batch.size)
+        drafter.catch_up(sequence, keep=max(1, behind), budget=drafter.room)

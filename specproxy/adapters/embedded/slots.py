@@ -139,16 +139,20 @@ class Slots:
         if not wanted or target is None or not self._runtime.context.restore(slot.id, target):
             self.forget(slot)
             return
-        for name, drafter in self._runtime.drafters.items():
-            if name not in parked or not drafter.context.restore(slot.id, parked[name]):
+        for drafter in self._runtime.drafters.values():
+            if not all(
+                key in parked and context.restore(slot.id, parked[key])
+                for key, context in drafter.contexts.items()
+            ):
                 drafter.forget(slot)
 
     def _held(self, slot: Slot) -> Iterator[tuple[str, Context, int]]:
         """Name, context and valid tokens of each cache that holds something of a slot."""
         yield TARGET, self._runtime.context, slot.n
-        for name, drafter in self._runtime.drafters.items():
-            if drafter.held(slot):
-                yield name, drafter.context, drafter.held(slot)
+        for drafter in self._runtime.drafters.values():
+            if held := drafter.held(slot):
+                for key, context in drafter.contexts.items():
+                    yield key, context, held
 
     # --- cells ---------------------------------------------------------------------------------------
 
@@ -169,7 +173,8 @@ class Slots:
         """
         self.forget(slot)
         wanted = [(TARGET, self._runtime.context, start)]
-        wanted += [(name, drafter.context, keep[name]) for name, drafter in self._runtime.drafters.items()]
+        for name, drafter in self._runtime.drafters.items():
+            wanted += [(key, context, keep[name]) for key, context in drafter.contexts.items()]
         return all(self._hand_over(context, source, slot, name, count) for name, context, count in wanted)
 
     def _hand_over(self, context: Context, source: Slot, slot: Slot, name: str, count: int) -> bool:

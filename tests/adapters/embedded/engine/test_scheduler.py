@@ -690,20 +690,6 @@ def test_a_hybrid_draft_is_refused_by_name(hybrid: Path, noisy: tuple[Path, Path
     engine.close()
 
 
-def test_chained_heads_are_refused_by_name(pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run as a single one, a chain of heads would guess with the wrong head, or abort the process."""
-    read = runtime.read_facts
-    monkeypatch.setattr(runtime, "read_facts", lambda path: replace(read(path), mtp_layers=3))
-    engine = ByHand(pair.target)
-    assert "chains 3 prediction heads, which only managed lanes run" in engine.runtime.refused["mtp"]
-    words = prompt(engine, pair, "json")
-    with pytest.raises(RequestError, match=r"'mtp' cannot run on this model: .* 3 prediction heads"):
-        _ = engine.run(request(words, "mtp"))[0].end
-    (reader,) = engine.run(request(words, "ngram", tokens=10))
-    assert reader.ids == pair.text_ids("json", 10)
-    engine.close()
-
-
 def test_a_rollback_that_llama_cpp_does_not_support_is_refused(
     hybrid: Path, noisy: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
