@@ -130,7 +130,10 @@ class Runtime:
             return "no draft model was given"
         if self._sidecar:
             # it has no text model of its own: it reads the target's hidden rows or caches
-            return f"a drafter of the kind {self._sidecar} cannot run in this engine; managed lanes can run it"
+            return (
+                f"a drafter of the kind {self._sidecar} cannot run in this engine, which hands neither the "
+                "target's cache nor its hidden rows to a second model; managed lanes can run it"
+            )
         model = self._model(options.draft, options)
         if model.recurrent:
             # it drafts token by token, and llama.cpp keeps states of one decode only

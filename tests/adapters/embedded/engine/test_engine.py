@@ -352,6 +352,7 @@ async def test_a_drafter_that_is_no_model_is_refused_by_name(pair: CalibratedPai
     engine = LlamaEngine(replace(options(pair), draft=sidecar))
     await engine.start()
     assert "draft-mtp cannot run in this engine" in engine.card.refused["draft"]
+    assert "neither the target's cache nor its hidden rows" in engine.card.refused["draft"]
     assert "draft" not in engine.card.memory
     ids, _ = await collect(engine, request(prompt(engine, pair, "json"), "mtp", tokens=10))
     assert ids == pair.text_ids("json", 10)
