@@ -215,9 +215,11 @@ class Forwarder:
     def _attempt(self, call: Call, ticket: Ticket, body: bytes, *, hold_errors: bool) -> Attempt:
         lane, asked = ticket.lane, ticket.model
         meant = self._router.meant(asked)
-        model = lane.upstream_model or (meant if meant != asked else None)
-        if lane.overrides or model:
-            body = splice(body, model=model, fields=lane.overrides)
+        # a lane must not pass for a model that it does not name
+        fields, name = (lane.overrides, lane.upstream_model) if ticket.known else ((), None)
+        model = name or (meant if meant != asked else None)
+        if fields or model:
+            body = splice(body, model=model, fields=fields)
         upstream = UpstreamRequest(
             call.request.method,
             call.target,

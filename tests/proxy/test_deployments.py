@@ -79,7 +79,7 @@ async def ask(proxy: Proxy, *headers: bytes, **fields: Any) -> RawReply:
     return reply
 
 
-def deployment(*servers: Speaker, **fields: Any) -> Deployment:
+def deployment(*servers: Upstream, **fields: Any) -> Deployment:
     return Deployment(**{"urls": [server.url for server in servers], "target": "m"} | fields)
 
 
@@ -158,6 +158,16 @@ async def test_mlx_loads_for_each_change_of_draft() -> None:
         assert server.chats[0] == CHAT | {"draft_model": "org/small", "num_draft_tokens": 4}
         assert server.chats[1] == CHAT
         assert [seen.load_s > 0 for seen in proxy.seen] == [True, True]
+
+
+async def test_a_model_that_no_lane_names_is_asked_for_as_it_is() -> None:
+    """Or the lane's model would answer under another's name; its fields are the lane's own affair too."""
+    async with Speaker() as server:
+        one = deployment(server, model="m-real", kind="mlx", draft_tokens=2)
+        async with proxied(one) as proxy:
+            await ask(proxy, model="other")
+        assert [seen.rule for seen in proxy.seen] == ["unknown_model"]
+        assert [chat["model"] for chat in server.chats] == ["other"]
 
 
 @pytest.mark.parametrize("wanted", [False, True])
