@@ -1,16 +1,21 @@
 """mlx_lm.server: the request field ``draft_model`` chooses a draft model, and loads both models anew for it.
 
-The server keeps one pair of models: a request with another draft replaces it. ``num_draft_tokens`` does not.
-Replies say nothing about drafts.
+The server keeps one pair of models: a request with another draft replaces it, and where one cannot be loaded
+(404) none is left. ``num_draft_tokens`` does not. Replies say nothing about drafts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import ClassVar
 
-from specproxy.adapters.base import Exchange, Sink, UpstreamRequest
-from specproxy.adapters.openai_compat import OpenAiBackend
-from specproxy.records import Control, Dialect, Lane, Strategy
+from specproxy.adapters.ask import get_json
+from specproxy.adapters.base import Exchange, ProbeResult, ResponseHead, Sink, UpstreamRequest
+from specproxy.adapters.openai_compat import ANSWER_S, OpenAiBackend, Verdict
+from specproxy.errors import BackendError
+from specproxy.records import Control, Dialect, Health, Lane, Strategy
 
 __all__ = ["MlxBackend"]
 
@@ -49,7 +54,41 @@ class MlxBackend(OpenAiBackend):
             self.mark(status.lane.id, status.health, status.note, resident=False)
 
     def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
-        exchange = super().open(request, lane, sink)
-        for status in self.lanes():
-            self.mark(status.lane.id, status.health, status.note, resident=status.lane.id == lane.id)
+        exchange = super().open(request, lane, _Loading(sink, lambda: self._hold(None)))
+        self._hold(lane)
         return exchange
+
+    def _hold(self, lane: Lane | None) -> None:
+        """Note what is in memory."""
+        for status in self.lanes():
+            here = lane is not None and status.lane.id == lane.id
+            self.mark(status.lane.id, status.health, status.note, resident=here)
+
+    async def _look(self) -> tuple[ProbeResult, Verdict]:
+        """Its list of models is one of the Hugging Face cache, and breaks off where there is none.
+
+        So ``/health`` tells how it is, which older ones lack.
+        """
+        found, verdict = await super()._look()
+        if found.detail.get("status") in (401, 403):  # whoever stands in front of it
+            return found, verdict
+        with suppress(BackendError):
+            status, body = await get_json(self.transport.open, "/health", timeout_s=ANSWER_S)
+            if status == 200 and isinstance(body, dict) and body.get("status") == "ok":
+                return replace(found, reachable=True), Verdict(Health.READY)
+            if status == 503:
+                verdict = Verdict(Health.UNHEALTHY, "it says that it cannot generate")
+        return found, verdict
+
+
+class _Loading:
+    """A `Sink` that sees whether the server could load what a request needs."""
+
+    def __init__(self, sink: Sink, failed: Callable[[], None]) -> None:
+        self.data, self.end, self.fail = sink.data, sink.end, sink.fail
+        self._sink, self._failed = sink, failed
+
+    def head(self, head: ResponseHead) -> None:
+        if head.status == 404:
+            self._failed()
+        self._sink.head(head)

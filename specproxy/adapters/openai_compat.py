@@ -133,6 +133,7 @@ class OpenAiBackend(HttpBackend):
         return ""
 
     async def _look(self) -> tuple[ProbeResult, Verdict]:
+        """Ask for its models, and judge by what it says."""
         try:
             status, body = await get_json(self.transport.open, "/v1/models", timeout_s=ANSWER_S)
         except BackendError as error:

@@ -170,6 +170,52 @@ async def test_a_model_that_no_lane_names_is_asked_for_as_it_is() -> None:
         assert [chat["model"] for chat in server.chats] == ["other"]
 
 
+async def mlx_without_models(conn: Conn) -> None:
+    """As mlx_lm.server 0.32 answers where there is no Hugging Face cache, and where it cannot load a draft."""
+    seen = await conn.request()
+    path = seen.request_line.split(b" ")[1]
+    if path == b"/v1/models":
+        await conn.send(b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n")
+    elif path == b"/health":
+        await conn.send(b'HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{"status": "ok"}')
+    else:
+        status = b"404 Not Found" if b"draft_model" in seen.body else b"200 OK"
+        await conn.send(b'HTTP/1.0 %b\r\nContent-Type: application/json\r\n\r\n{"error": "no"}' % status)
+    conn.close()
+
+
+async def test_mlx_is_well_without_a_list_of_models_and_empty_after_a_failed_load() -> None:
+    """Its list is of files in a cache; before it loads a pair it lets go of the old one."""
+    async with Upstream(mlx_without_models) as server:
+        one = deployment(server, kind="mlx", drafts=["org/none"])
+        async with proxied(one) as proxy:
+            [backend] = proxy.router.backends
+            assert [status.health for status in backend.lanes()] == [Health.READY] * 2
+            assert [status.resident for status in backend.lanes()] == [True, False]
+            assert (await ask(proxy, b"X-Specproxy-Strategy: draft")).status == 404
+            assert [status.resident for status in backend.lanes()] == [False, False]
+            await ask(proxy)
+            assert [status.resident for status in backend.lanes()] == [True, False]
+
+
+@pytest.mark.parametrize("answer", [b"503 Service Unavailable", b"404 Not Found"])
+async def test_mlx_that_cannot_generate_is_not_well(answer: bytes) -> None:
+    """It says so at /health; without an answer there its list of models decides."""
+
+    async def serve(conn: Conn) -> None:
+        seen = await conn.request()
+        body = b'{"data": [{"id": "m"}]}'
+        if seen.request_line.split(b" ")[1] == b"/health":
+            await conn.send(b'HTTP/1.0 %b\r\n\r\n{"status": "unavailable"}' % answer)
+        else:
+            await conn.send(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        conn.close()
+
+    async with Upstream(serve) as server, proxied(deployment(server, kind="mlx")) as proxy:
+        [status] = proxy.router.lanes()
+        assert (status.health is Health.READY) == answer.startswith(b"404")
+
+
 @pytest.mark.parametrize("wanted", [False, True])
 async def test_sglang_is_asked_for_counts_only_if_wanted(wanted: bool) -> None:
     """The field changes what clients get to see."""
