@@ -174,7 +174,9 @@ class Forwarder:
             self._router.lane_failed(ticket.lane, error)
             raise
         except asyncio.CancelledError:
-            if call.response.client.connected:
+            if tried and tried[-1].complete:
+                outcome = None  # the client had it all, and left before we could go on
+            elif call.response.client.connected:
                 outcome = Outcome.TRUNCATED  # we are being shut down
             raise
         finally:

@@ -50,6 +50,7 @@ class Attempt:
         self.tap = tap
         self.exchange: Exchange | None = None
         self.extra = extra
+        self.complete = False  # the whole response has been passed on
         self._later = later
         self._unread: list[tuple[Sequence[bytes], float]] = []  # what the tap has not seen, and when it came
         self._unread_bytes = 0
@@ -145,6 +146,7 @@ class Attempt:
         if self._renamer is not None and (rest := self._renamer.end()):
             self.response.body((rest,))
         self.response.finish(trailers)
+        self.complete = True
         self._conclude(None)
 
     def fail(self, error: BackendError) -> None:

@@ -7,10 +7,15 @@ import select
 
 import pytest
 
-from specproxy.records import Outcome
+from specproxy.adapters.base import Exchange, Headers, Sink, UpstreamRequest
+from specproxy.adapters.endpoint import Endpoint
+from specproxy.adapters.http import HttpBackend
+from specproxy.proxy.relay import Attempt
+from specproxy.proxy.server import ClientConnection
+from specproxy.records import Lane, Outcome
 from tests.support.client import RawClient, post
 from tests.support.loops import both_loops
-from tests.support.proxy import running_proxy
+from tests.support.proxy import lane, running_proxy
 from tests.support.relay import CHAT, EVENTS, GET, Recorder, settled
 from tests.support.upstream import Conn, Upstream, chunk, chunked
 
@@ -174,3 +179,39 @@ async def test_waiting_requests_of_a_client_that_leaves_are_dropped() -> None:
             await phase.closed.wait()
         assert upstream.connections == 1
         assert len(proxy.seen) == 1
+
+
+class Hasty(HttpBackend):
+    """A backend whose clients are gone in the very moment in which they have the end of their answer."""
+
+    def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
+        assert isinstance(sink, Attempt)
+        return super().open(request, lane, Losing(sink))
+
+
+class Losing:
+    """A `Sink` that loses its client before the request's task can learn of the end."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.head, self.data, self.fail = attempt.head, attempt.data, attempt.fail
+        self._attempt = attempt
+
+    def end(self, trailers: Headers) -> None:
+        client = self._attempt.response.client
+        assert isinstance(client, ClientConnection)
+        asyncio.get_running_loop().call_soon(client.connection_lost, None)
+        self._attempt.end(trailers)
+
+
+async def test_who_leaves_with_the_whole_answer_has_not_gone() -> None:
+    """Quick clients hang up before their request's task comes to its turn; what they got counts."""
+    body = b'{"choices": [], "usage": {"completion_tokens": 1}}'
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with Upstream(Recorder(answer)) as upstream:
+        backend = Hasty("hasty", Endpoint.parse(upstream.url), [lane("hasty")])
+        async with running_proxy(backend) as proxy:
+            client = await RawClient.connect(proxy.port)
+            await client.send(post("/v1/chat/completions", CHAT))
+            await settled(lambda: bool(proxy.seen))
+            assert [seen.outcome for seen in proxy.seen] == [Outcome.COMPLETE]
+            client.close()
