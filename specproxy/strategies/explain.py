@@ -80,14 +80,18 @@ def explained(decision: Decision) -> dict[str, Any]:
 def reason(pricing: Pricing, chosen: View, leader: View) -> tuple[str, str]:
     """Name of the branch that decided, and the reason in a sentence."""
     if chosen is not leader:
-        return "explore", f"{claim(chosen)}, which is worth finding out"
+        hope = f"plain may be faster than {leader.name}" if chosen.is_plain else claim(chosen)
+        return "explore", f"{hope}, which is worth finding out"
     if chosen is pricing.plain:
         best = min(pricing.views, key=attrgetter("expected"))
         if best is not chosen:
             return "gate", f"{best.name} may be faster, but: {best.note}"
         if all(not v.allowed for v in pricing.views if v is not chosen):
             return "disabled", "every other lane loses to plain on this workload"
-    return "exploit", f"{claim(chosen)}, the least of all lanes"
+    if chosen.is_plain:
+        return "exploit", claim(chosen)
+    link = "and" if chosen.ratio < 1 else "but"  # with less to wait for, to load or to read before
+    return "exploit", f"{claim(chosen)}, {link} the whole request the least of all lanes"
 
 
 def claim(view: View) -> str:

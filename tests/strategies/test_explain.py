@@ -44,6 +44,18 @@ def test_every_candidate_is_explained(learner: Learner) -> None:
     assert data["reason"].count(". ") == 0
 
 
+@pytest.mark.parametrize(("cached", "link"), [("", "and"), ("ngram", "but")])
+def test_a_reason_does_not_contradict_itself(learner: Learner, cached: str, link: str) -> None:
+    """A lane that takes longer for a token may win with less to read; the reason tells both apart."""
+    workload = CODE if link == "and" else Workload("creative", TempBucket.HOT)
+    lanes, hits = ready("plain", *MIXED), {cached: 50_000} if cached else {}
+    situation = Situation(workload, lanes, at=1e4, prompt_tokens=50_000, prefix_hits=hits)
+    decision = learner.choose(situation, np.random.default_rng(0))
+    ratio = next(c.ratio for c in decision.candidates if c.lane == decision.lane.id)
+    assert (decision.rule, ratio < 1) == ("exploit", link == "and")
+    assert decision.reason.endswith(f"), {link} the whole request the least of all lanes")
+
+
 def test_lanes_that_are_kept_out_say_why(learner: Learner) -> None:
     """On hot creative text everything loses, and the notes say so."""
     data = explained(decided(learner, Workload("creative", TempBucket.HOT)))
