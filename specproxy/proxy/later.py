@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 __all__ = ["Later"]
+
+log = logging.getLogger(__name__)
 
 PAUSE_S = 0.005
 
 
 class Later:
-    """Calls what it is given about `PAUSE_S` later. Calls must not raise."""
+    """Calls what it is given about `PAUSE_S` later. One that fails is logged, and holds up no other."""
 
     def __init__(self) -> None:
         self._work: list[Callable[[], None]] = []
@@ -25,4 +28,7 @@ class Later:
     def _run(self) -> None:
         work, self._work = self._work, []
         for each in work:
-            each()
+            try:
+                each()
+            except Exception:
+                log.exception("what was left for later failed")

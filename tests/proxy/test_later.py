@@ -22,3 +22,11 @@ async def test_work_is_done_together_and_in_order() -> None:
     assert log == []
     await done.wait()
     assert log == ["first", "second", "third"]
+
+
+async def test_a_failure_keeps_no_other_from_its_turn() -> None:
+    """It is logged, and the rest is done."""
+    later, done = Later(), asyncio.Event()
+    later.add(lambda: [].pop())
+    later.add(done.set)
+    await asyncio.wait_for(done.wait(), 5)
