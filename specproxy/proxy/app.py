@@ -8,7 +8,8 @@ import logging
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import ConfigError
 from specproxy.proxy.handlers import Handlers
-from specproxy.proxy.server import SPARE_CONNECTIONS, ClientConnection, ServerLimits
+from specproxy.proxy.server import SPARE_CONNECTIONS, ClientConnection
+from specproxy.proxy.server_limits import ServerLimits
 
 __all__ = ["ProxyServer"]
 

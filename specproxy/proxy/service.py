@@ -41,7 +41,7 @@ from specproxy.proxy.recorder import HeldPolicy, Recorder
 from specproxy.proxy.reload import Changes, Reloader, compare
 from specproxy.proxy.replayer import ReplayAccount, Replayer
 from specproxy.proxy.router import Router
-from specproxy.proxy.server import ServerLimits
+from specproxy.proxy.server_limits import ServerLimits
 from specproxy.proxy.status import Believe, board_json, lane_json
 from specproxy.proxy.text_replay import TextReplayer
 from specproxy.records import Candidate, Decision, Health, Lane, LaneStatus, Situation, TempBucket, Workload

@@ -15,7 +15,8 @@ from specproxy.proxy.forward import Limits
 from specproxy.proxy.guard import Guard
 from specproxy.proxy.handlers import origin_form
 from specproxy.proxy.inbound import HeaderView
-from specproxy.proxy.server import SPARE_CONNECTIONS, ServerLimits
+from specproxy.proxy.server import SPARE_CONNECTIONS
+from specproxy.proxy.server_limits import ServerLimits
 from specproxy.records import Outcome
 from tests.support.client import RawClient, post
 from tests.support.loops import both_loops

@@ -15,7 +15,7 @@ from specproxy.errors import LaneUnavailable
 from specproxy.proxy.app import ProxyServer
 from specproxy.proxy.handlers import Handlers
 from specproxy.proxy.router import Router
-from specproxy.proxy.server import ServerLimits
+from specproxy.proxy.server_limits import ServerLimits
 from specproxy.records import Control, Decision, Lane, Observation, Situation, Strategy
 
 __all__ = ["Proxy", "ScriptedPolicy", "lane", "running_proxy"]
