@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,6 +18,7 @@ import pytest
 
 from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.embedded import GREEDY, request
+from tests.support.loop_watch import watched_loop
 
 # isort: split
 from specproxy.adapters.embedded.batch import Batch
@@ -216,20 +216,12 @@ async def test_embeddings_tell_texts_apart(engine: LlamaEngine, pair: Calibrated
 
 
 async def test_the_event_loop_stays_free(engine: LlamaEngine, pair: CalibratedPair) -> None:
-    longest = 0.0
-
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            before = time.thread_time()  # of the loop's thread: other processes do not count
-            await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - before)
-
-    watcher = asyncio.create_task(watch())
     words = prompt(engine, pair, "json")
-    await asyncio.gather(*(collect(engine, request(words, s, tokens=60)) for s in ("mtp", "draft", "ngram")))
-    watcher.cancel()
-    assert longest < 0.02
+    async with watched_loop() as longest:
+        await asyncio.gather(
+            *(collect(engine, request(words, s, tokens=60)) for s in ("mtp", "draft", "ngram"))
+        )
+    assert longest.seconds < 0.02
 
 
 @pytest.mark.timeout(60)

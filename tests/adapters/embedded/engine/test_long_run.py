@@ -7,7 +7,6 @@ import gc
 import http.client
 import json
 import os
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from aiohttp import web
 
 from tests.support.calibrated import CalibratedPair
 from tests.support.embedded import GREEDY, request
+from tests.support.loop_watch import watched_loop
 
 # isort: split
 from specproxy.adapters.embedded.app import build_app, serve_site
@@ -109,15 +109,6 @@ async def test_no_request_holds_up_the_event_loop_for_20_ms(pair: CalibratedPair
     engine = LlamaEngine(replace(options(pair), context=4096))
     runner = await serve_site(build_app(engine), lambda runner: web.TCPSite(runner, "127.0.0.1", 0))
     port = runner.addresses[0][1]
-    longest = 0.0
-
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            before = time.thread_time()  # of the loop's thread: other processes do not count
-            await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - before)
-
     members = {f"member_{i}": {"enum": ["a", "b", i]} for i in range(40)}
     schema = {"type": "object", "properties": members, "required": list(members)}
     chat = {"messages": [{"role": "user", "content": "please " + pair.marker("json")}], "max_tokens": 20}
@@ -132,9 +123,8 @@ async def test_no_request_holds_up_the_event_loop_for_20_ms(pair: CalibratedPair
         ("/tokenize", {"content": "word " * 4000}),
     ]
     await engine.unload()  # the first of them loads it again
-    watcher = asyncio.create_task(watch())
-    replies = await asyncio.gather(*(asyncio.to_thread(post, port, path, body) for path, body in work))
-    watcher.cancel()
+    async with watched_loop() as longest:
+        replies = await asyncio.gather(*(asyncio.to_thread(post, port, path, body) for path, body in work))
     assert [status for status, _ in replies] == [200, 400, 200, 200, 200], replies
-    assert longest < 0.02
+    assert longest.seconds < 0.02
     await runner.cleanup()
