@@ -175,11 +175,11 @@ class Board:
 
 
 def _key(item: list[Any]) -> Key:
-    target, shown, lane, strategy, workload = item[:5]
-    if not all(isinstance(name, str) for name in item[:5]):
-        raise TypeError(f"{item[:5]!r} names no cell")
-    "".join(item[:5]).encode()  # UnicodeEncodeError, a ValueError, where a name could be shown nowhere
-    return target, shown, lane, strategy, workload
+    target, workload, lane, strategy, fingerprint = names = item[:5]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{names!r} names no cell")
+    "".join(names).encode()  # UnicodeEncodeError, a ValueError, where a name could be shown nowhere
+    return target, workload, lane, strategy, fingerprint
 
 
 def _restored(values: dict[str, Any]) -> Cell:

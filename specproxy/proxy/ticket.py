@@ -22,7 +22,7 @@ from specproxy.records import (
 
 __all__ = ["Ticket", "Unsettled", "observation", "plain_beside", "refusal", "safest"]
 
-MAY_TRY = (Health.READY, Health.UNHEALTHY, Health.STARTING)
+_MAY_TRY = (Health.READY, Health.UNHEALTHY, Health.STARTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ def _load_s(ticket: Ticket, reply: ReplyFacts) -> float:
 
 def safest(statuses: Sequence[LaneStatus]) -> LaneStatus | None:
     """The lane to try without statistics: ready before unready, then plain before others, then the first."""
-    usable = [s for s in statuses if s.health in MAY_TRY]
-    return min(usable, key=lambda s: (MAY_TRY.index(s.health), not s.lane.strategy.is_plain), default=None)
+    usable = [s for s in statuses if s.health in _MAY_TRY]
+    return min(usable, key=lambda s: (_MAY_TRY.index(s.health), not s.lane.strategy.is_plain), default=None)
 
 
 def plain_beside(lane: Lane, statuses: Sequence[LaneStatus]) -> LaneStatus | None:
