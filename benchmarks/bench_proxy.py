@@ -2,9 +2,9 @@
 
     python -m benchmarks.bench_proxy [--calls N] [--streams N] [--leavers N] [--litellm PROGRAM|install]
 
-A stream pauses for 2 ms behind its first event, as one from a model does. A `flood` has no pause: it keeps
-upstream and proxy busy, so that on two cores the client gets its turn late, and the time to its first byte is
-that of a contest for cores. Events per second are the flood's.
+The events of a `stream` come as fast as they are read, which keeps upstream and proxy busy: with few cores the
+time to its first byte is that of a contest for them too. A `paced` one rests for 2 ms behind its first event,
+as one from a model does, and finds colder caches. Events per second are the former's.
 
 A raw server answers at once, in a process of its own; `specproxy start` stands in front of it, as users run it,
 and so do nginx and HAProxy where they are installed, and LiteLLM's proxy if asked for. One client with a
@@ -42,9 +42,9 @@ from benchmarks.peers import cpu_s, haproxy, litellm, nginx
 from tests.support.ports import free_port
 
 EVENTS = 200
-PAUSE_S = 0.002  # behind the first event of a stream
+PAUSE_S = 0.002  # behind the first event of a paced stream
 PACED = b'"paced"'
-KINDS = {"json": {"stream": False}, "stream": {"stream": True, "user": "paced"}, "flood": {"stream": True}}
+KINDS = {"json": {"stream": False}, "stream": {"stream": True}, "paced": {"stream": True, "user": "paced"}}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Write a haiku about rivers. " * 4}]}
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 REPLY = json.dumps(
@@ -209,8 +209,8 @@ class Peer:
         return len(self.first[kind]) * (1 if kind == "json" else EVENTS) / max(self.cpu[kind], 1e-9)
 
     def events_per_s(self) -> float:
-        """Events a second of the middle flood, from its request to its last byte."""
-        return float(EVENTS / (np.median(self.whole["flood"]) / 1e3))
+        """Events a second of the middle stream, from its request to its last byte."""
+        return float(EVENTS / (np.median(self.whole["stream"]) / 1e3))
 
 
 def measure(peers: list[Peer], n: int, kind: str, rng: random.Random) -> None:
@@ -256,17 +256,17 @@ def show(peers: list[Peer]) -> dict[str, float]:
     """Print a line for each peer and kind, and return the figures."""
     direct, own = peers[0], peers[1]
     result: dict[str, float] = {}
-    for kind, unit in (("json", "added_ms"), ("stream", "added_ttfb_ms"), ("flood", "added_ttfb_ms")):
+    for kind, unit in (("json", "added_ms"), ("stream", "added_ttfb_ms"), ("paced", "added_ttfb_ms")):
         own_p50 = own.added(kind, 50, direct)
         for peer in peers:
             p50, p99 = np.percentile(peer.first[kind], 50), np.percentile(peer.first[kind], 99)
             line = f"{kind:7}{peer.name:10} p50 {p50:.3f} ms, p99 {p99:.3f} ms"
             if peer is direct:
-                print(f"{line}; {direct.events_per_s():.0f} events/s" if kind == "flood" else line)
+                print(f"{line}; {direct.events_per_s():.0f} events/s" if kind == "stream" else line)
                 continue
             added = {percent: peer.added(kind, percent, direct) for percent in (50, 99)}
             line += f"; added {added[50]:.3f}, {added[99]:.3f} ms; {peer.per_core(kind):.0f} per core-second"
-            if kind == "flood":
+            if kind == "stream":
                 line += f", {peer.events_per_s():.0f} events/s"
             prefix = "" if peer is own else f"{peer.name}_"
             for percent, value in added.items():
@@ -342,7 +342,7 @@ def main() -> None:
         peers = [Peer("direct", upstream, None), Peer("specproxy", port, process), *others]
         measure(peers, args.calls, "json", rng)
         measure(peers, args.streams, "stream", rng)
-        measure(peers, args.streams, "flood", rng)
+        measure(peers, args.streams, "paced", rng)
         gone = (
             [leave(upstream, port, begun=i % 2 == 0) for i in range(args.leavers)] if args.lanes == 1 else [0.0]
         )
