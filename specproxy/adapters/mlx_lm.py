@@ -76,7 +76,7 @@ class MlxBackend(OpenAiBackend):
             status, body = await get_json(self.transport.open, "/health", timeout_s=ANSWER_S)
             if status == 200 and isinstance(body, dict) and body.get("status") == "ok":
                 return replace(found, reachable=True), Verdict(Health.READY)
-            if status == 503:
+            if status == 503 and verdict.health is Health.READY:
                 verdict = Verdict(Health.UNHEALTHY, "it says that it cannot generate")
         return found, verdict
 
