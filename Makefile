@@ -22,7 +22,7 @@ $(BASE): pyproject.toml
 		|| { echo "specproxy needs Python 3.11 or newer; set PYTHON=python3.x" >&2; exit 2; }
 	@echo "Setting up $(VENV) (about a minute, once)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install --quiet --upgrade pip
+	@$(PIP) install --quiet --upgrade pip setuptools
 	@$(PIP) install --quiet --editable '.[test]'
 	@touch $@
 
@@ -68,7 +68,7 @@ lint: $(BASE) ## Style, imports and types
 	@$(RUN) -m mypy
 
 audit: $(BASE) ## Known vulnerabilities of what is installed (asks the advisory service of PyPI)
-	@.ci/audit $(RUN)
+	@$(RUN) .ci/audit
 
 format: $(BASE) ## Let ruff fix what it can
 	@$(RUN) -m ruff check --fix .
