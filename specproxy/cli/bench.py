@@ -186,7 +186,7 @@ def _data(
             for lane in status["lanes"]
             if lane["health"] != "ready"
         ],
-        "setup": setup_facts(status, base, fetch_json(headers)),
+        "setup": setup_facts(status, base, fetch_json(base, headers)),
         **figures(result, arms, lanes[0]["id"]),
     }
 

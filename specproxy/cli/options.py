@@ -106,9 +106,16 @@ def ask(
     return data
 
 
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: where it points, nobody may see our token."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
 def opener() -> urllib.request.OpenerDirector:
-    """What opens URLs of this machine: never by way of an HTTP_PROXY."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    """What opens URLs of this machine: never by way of an HTTP_PROXY, nor where they redirect to."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _StayHere())
 
 
 def _message(error: urllib.error.HTTPError) -> tuple[str, str]:

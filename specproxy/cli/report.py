@@ -91,7 +91,7 @@ def _data(settings: Settings, days: float, url: str | None, config_path: Path | 
         recent = [seen for seen in store.recent(MOST) if seen.at >= since]
     finally:
         store.close()
-    status = None
+    status, base = None, base_of(url, settings)
     with contextlib.suppress(SpecproxyError):
         status = ask(url, config_path, "/specproxy/api/status")
     matched, left_out = match(recent)
@@ -102,7 +102,7 @@ def _data(settings: Settings, days: float, url: str | None, config_path: Path | 
         "requests": len(recent),
         "used": len(matched),
         "left_out": dict(left_out),
-        "setup": setup_facts(status, base_of(url, settings), fetch_json(token_headers(settings))),
+        "setup": setup_facts(status, base, fetch_json(base, token_headers(settings))),
         **report_rows(matched),
     }
     return data | {"summary": sentence(data)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.support.upstream import Conn, Upstream
+from tests.support.upstream import Conn, Received, Upstream
 
 __all__ = ["MODEL", "openai_like"]
 
@@ -32,16 +32,18 @@ COMPLETION = {
 }
 
 
-def openai_like(port: int = 0) -> Upstream:
-    """Lists one model, completes every chat with the same text, and knows nothing else."""
+def openai_like(port: int = 0, model: str = MODEL, seen: list[Received] | None = None) -> Upstream:
+    """Lists one model, completes every chat with the same text, knows nothing else; `seen` gets requests."""
+    kept = [] if seen is None else seen
 
     async def script(conn: Conn) -> None:
         while True:
-            seen = await conn.request()
-            method, path, _ = seen.request_line.decode().split(" ")
+            request = await conn.request()
+            kept.append(request)
+            method, path, _ = request.request_line.decode().split(" ")
             if path == "/v1/models":
                 await conn.send(
-                    _reply("200 OK", {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+                    _reply("200 OK", {"object": "list", "data": [{"id": model, "object": "model"}]})
                 )
             elif (method, path) == ("POST", "/v1/chat/completions"):
                 await conn.send(_reply("200 OK", COMPLETION))
