@@ -175,6 +175,13 @@ class Handlers:
             call = replace(call, inbound=call.inbound.without(b"authorization"))
         if request.method == "CONNECT":
             raise RequestError("specproxy is not a forward proxy", status=405, code="method_not_allowed")
+        if request.method == "GET" and headers.get("Upgrade", "").lower() == "websocket":
+            raise RequestError(
+                "WebSocket connections are not relayed",
+                status=501,
+                code="not_implemented",
+                hint="connect to the server behind specproxy itself",
+            )
         if self._closing:
             call.response.keep_alive = False
             raise LaneUnavailable("specproxy is shutting down")

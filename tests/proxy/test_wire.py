@@ -309,6 +309,23 @@ async def test_an_upgrade_is_declined(upgrade: bytes) -> None:
             assert not seen.values(b"upgrade")
 
 
+@both_loops
+async def test_a_websocket_is_refused_clearly() -> None:
+    """Its client can go on with nothing but a 101, so it is told here; the connection stays usable."""
+    recorder = Recorder()
+    async with (
+        Upstream(recorder) as upstream,
+        running_proxy(upstream.url) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        offer = b"Connection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n"
+        reply = await client.ask(b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\n%b\r\n" % offer)
+        assert reply.status == 501
+        assert b"WebSocket connections are not relayed" in reply.body
+        assert recorder.seen == []
+        assert (await client.ask(GET)).body == b"ok"
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/other"])
 @pytest.mark.parametrize("body", [CHAT, b"{", b"", b"[1]", bytes(range(256)) * 40, b"\xff\xfe"])
 @both_loops
