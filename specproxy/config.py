@@ -20,7 +20,17 @@ import platformdirs
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
-from specproxy.config_values import File, Size, Url, item_list, nearest, parse_strategy, read_file
+from specproxy.config_values import (
+    File,
+    Size,
+    Url,
+    item_list,
+    nearest,
+    parse_strategy,
+    read_file,
+    store_url,
+    without_secret,
+)
 from specproxy.errors import ConfigError
 
 __all__ = [
@@ -42,7 +52,6 @@ __all__ = [
 
 DEFAULT_PORT = 8484  # not Ollama's 11434, llama-server's 8080 and 9931, or LM Studio's 1234
 ENV_PREFIX = "SPECPROXY_"
-STORE_SCHEMES = ("redis://", "rediss://", "unix://")
 SECRETS = ("token", "store")  # keys whose values no message shows
 EngineChoice = Literal["auto", "embedded", "managed"]
 
@@ -230,8 +239,8 @@ class Settings(_Section):
     @field_validator("store")
     @classmethod
     def _check_store(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith(STORE_SCHEMES):
-            raise ValueError(f"should begin with {', '.join(STORE_SCHEMES)}")
+        if value is not None:
+            store_url(value.get_secret_value())
         return value
 
     @field_validator("strategies", "origins", "aliases", mode="before")
@@ -390,7 +399,7 @@ def _line(item: ErrorDetails, origins: Mapping[str, str]) -> str:
     if item["type"] == "extra_forbidden":
         close = nearest(path, list(key_paths()))
         return f"{prefix}{path}: no such key" + (f"; did you mean {close}?" if close else "")
-    value = "" if path in SECRETS else f"{item['input']!r}: "
+    value = "" if path in SECRETS else without_secret(f"{item['input']!r}: ")
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
     return f"{prefix}{path}: {value}{message}{_nearest_value(item)}"
 

@@ -16,7 +16,20 @@ from pydantic import BeforeValidator, Field
 from specproxy.errors import ConfigError
 from specproxy.records import Strategy
 
-__all__ = ["DRAFTERS", "File", "Size", "Url", "item_list", "nearest", "parse_strategy", "read_file"]
+__all__ = [
+    "DRAFTERS",
+    "File",
+    "Size",
+    "Url",
+    "item_list",
+    "nearest",
+    "parse_strategy",
+    "read_file",
+    "store_url",
+    "without_secret",
+]
+
+STORE_SCHEMES = ("redis://", "rediss://", "unix://")
 
 _UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4}
@@ -44,16 +57,59 @@ def _url(value: object) -> object:
     if not isinstance(value, str):
         return value
     url = value if "://" in value else f"http://{value}"
-    parts = urlsplit(url)
     try:
-        port_ok = parts.port is None or parts.port > 0
+        parts = urlsplit(url)
+        well = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        port_ok = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
+        well = False
+    if not well:
         raise ValueError("should be a URL such as http://127.0.0.1:11434")
-    if parts.query or parts.fragment or parts.username:
+    if parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError("should be a base URL without user, query or fragment")
     return url.rstrip("/")
+
+
+def without_secret(text: str) -> str:
+    """The same with the user and password of any URL in it left out."""
+    return re.sub(r"(://)[^\s]*@", r"\1…@", text)
+
+
+def store_url(url: str) -> str:
+    """The URL of a shared store, as it is.
+
+    Raises:
+        ValueError: it is none; the message has nothing of the URL, which may hold a password.
+    """
+    if not url.startswith(STORE_SCHEMES):
+        raise ValueError(f"should begin with {', '.join(STORE_SCHEMES)}")
+    try:
+        parts = urlsplit(url)
+        network = parts.hostname and parts.port != 0 and re.fullmatch(r"(/\d*)?", parts.path)
+        well = (parts.scheme == "unix" or network) and not parts.fragment
+    except ValueError:
+        well = False
+    if not well:
+        raise ValueError(
+            "should be a URL such as redis://:password@host:6379/0, with %2F, %3F, %23, %40 "
+            "for / ? # @ in a password"
+        )
+    return url
+
+
+class _Loader(yaml.SafeLoader):
+    """Does not let the second of two equal keys win in silence."""
+
+    def construct_mapping(self, node: Any, *args: Any, **given: Any) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else None
+            if name in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{name} stands there twice", key.start_mark
+                )
+            if name is not None:
+                seen.add(name)
+        return super().construct_mapping(node, *args, **given)
 
 
 def _home(value: object) -> object:
@@ -101,7 +157,7 @@ def nearest(name: str, names: list[str]) -> str | None:
 
 def read_file(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (it is a SafeLoader)
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

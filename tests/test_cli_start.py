@@ -54,8 +54,19 @@ def test_a_taken_port_ends_it_with_exit_code_2(env: dict[str, str]) -> None:
         done = run(env, "start", "--port", str(port), "--upstream", "http://127.0.0.1:9")
     assert done.returncode == 2
     assert done.stderr.startswith(f"specproxy: cannot listen on 127.0.0.1:{port}: ")
+    assert "already in use\n" in done.stderr
     assert "choose another --port" in done.stderr
+    assert "specproxy status" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
+def test_an_address_of_another_machine_ends_it_with_exit_code_2(host: str, env: dict[str, str]) -> None:
+    """Another port would not help."""
+    done = run(env | {"SPECPROXY_TOKEN": "t"}, "start", "--host", host, "--port", str(free_port()))
+    assert done.returncode == 2
+    assert f"cannot listen on {host}:" in done.stderr
+    assert "choose a --host that this machine has" in done.stderr
 
 
 def test_an_absent_upstream_is_said_and_answered(env: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from specproxy.config import ENV_PREFIX, Settings, default_config_path, is_loopback, key_paths, load, nearest
 from specproxy.errors import ConfigError
+from specproxy.store.redis import RedisStore
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "config.yaml"
 NAMES = list(key_paths())
@@ -267,3 +268,70 @@ def test_any_yaml_is_used_or_refused_with_a_line(data: dict[str, object]) -> Non
         path.write_text(yaml.safe_dump(data))
         with contextlib.suppress(ConfigError):
             load(path, environ={})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://:hush@host",
+        "redis://:hush/er@host:6379/0",
+        "redis://:1234/hush@host:6379/0",
+        "redis://:hush?er@host:6379/0",
+        "redis://:1234#hush@host:6379/0",
+        "redis://:hush@host:port/0",
+        "redis://:hush@host:99999/0",
+        "redis://:hush@host:6379/first",
+        "redis://:hush@[::1/0",
+        "redis://:hush@/0",
+        "redis://",
+    ],
+)
+def test_a_stores_url_that_is_none_is_refused_untold(url: str, tmp_path: Path) -> None:
+    """A password with a / in it would be cut into host and port, which errors name."""
+    (line,) = failure(tmp_path, environ={"SPECPROXY_STORE": url})
+    assert line.startswith("SPECPROXY_STORE: store: should ")
+    assert "hush" not in line.partition("should")[2]
+    assert "1234" not in line
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1",
+        "redis://host:6379/",
+        "rediss://user:p%2Fw@host:6380/3",
+        "redis://[::1]:6379/0?health_check_interval=5",
+        "unix:///run/redis.sock?db=1",
+    ],
+)
+def test_urls_of_stores(url: str) -> None:
+    """As the redis package takes them."""
+    store = load(environ={"SPECPROXY_STORE": url}).store
+    assert store is not None
+    assert store.get_secret_value() == url
+    RedisStore(url).close()
+
+
+@pytest.mark.parametrize("user", ["me:hush@", ":hush@", "me@", "me:hu/sh@", "me:hu:sh@"])
+def test_an_upstream_with_a_password_is_refused_without_telling_it(user: str, tmp_path: Path) -> None:
+    """Keys for upstreams come from the environment, and addresses are shown everywhere."""
+    (line,) = failure(tmp_path, flags={"upstream": f"http://{user}host:1"})
+    assert "hu" not in line
+    assert "://…@host:1" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("port: 1\ngrace: 2\nport: 3\n", 3), ("log:\n  level: info\n  level: debug\n", 3), ("? a\n: 1\na: 2", 3)],
+)
+def test_a_key_that_stands_there_twice_is_an_error(text: str, line: int, tmp_path: Path) -> None:
+    """Whichever of the two was meant."""
+    (said,) = failure(tmp_path, text)
+    assert f", line {line}: not valid YAML: " in said
+    assert "stands there twice" in said
+
+
+def test_merged_keys_may_be_overridden(tmp_path: Path) -> None:
+    """That is what YAML's merging is for."""
+    limits = load(write(tmp_path, "limits: {<<: {body: 1MB, inspect: 1MB}, body: 2MB}")).limits
+    assert (limits.body, limits.inspect) == (2_000_000, 1_000_000)

@@ -76,8 +76,9 @@ class GgufFile:
             self._open()
         except (struct.error, _Damaged, IndexError, OverflowError, UnicodeDecodeError) as error:
             self.close()
+            what = "it ends too early" if isinstance(error, struct.error | IndexError) else error
             raise ModelFileError(
-                f"{path} is damaged or cut short: {error}", hint="download it again and compare the size"
+                f"{path} is damaged or cut short: {what}", hint="download it again and compare the size"
             ) from error
         except ModelFileError:
             self.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import ConfigError
@@ -51,9 +53,7 @@ class ProxyServer:
         try:
             self._server = await loop.create_server(self._accept, host, port, backlog=1024)
         except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            message = f"cannot listen on {host}:{port}: {reason}"
-            raise ConfigError(message, hint="choose another --port") from error
+            raise ConfigError(f"cannot listen on {host}:{port}: {_why(error)}", hint=_advice(error)) from error
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
     async def stop(self, grace_s: float = 10.0) -> None:
@@ -102,3 +102,18 @@ class ProxyServer:
             )
             self._turned_away = 0
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+
+
+def _why(error: Exception) -> str:
+    """What kept us from listening, without what asyncio says before it."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return reason.rpartition(": ")[2]
+
+
+def _advice(error: Exception) -> str:
+    code = getattr(error, "errno", None)
+    if code == errno.EADDRINUSE:
+        return "`specproxy status` tells whether a proxy runs there already; or choose another --port"
+    if code == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return "choose a --host that this machine has, such as 127.0.0.1"
+    return "choose another --port"

@@ -90,8 +90,8 @@ class RedisStore:
                 socket_connect_timeout=_TIMEOUT_S,
                 retry=None,
             )
-        except ValueError as error:
-            raise ConfigError(f"store: {error}") from None
+        except ValueError:  # whose text may hold a piece of the password
+            raise ConfigError("store: not a URL that the redis package can use") from None
         self.proxy = secrets.token_hex(4)
         self.position = START  # of the newest entry that `latest` gave
         self._keep, self._keep_events = keep, keep_events
