@@ -29,6 +29,7 @@ from specproxy.config_values import (
     parse_strategy,
     read_file,
     store_url,
+    usable_token,
     without_secret,
 )
 from specproxy.errors import ConfigError
@@ -235,6 +236,13 @@ class Settings(_Section):
     @classmethod
     def _split_arguments(cls, value: object) -> object:
         return shlex.split(value) if isinstance(value, str) else value
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            usable_token(value.get_secret_value())
+        return value
 
     @field_validator("store")
     @classmethod

@@ -26,6 +26,7 @@ __all__ = [
     "parse_strategy",
     "read_file",
     "store_url",
+    "usable_token",
     "without_secret",
 ]
 
@@ -72,6 +73,17 @@ def _url(value: object) -> object:
 def without_secret(text: str) -> str:
     """The same with the user and password of any URL in it left out."""
     return re.sub(r"(://)[^\s]*@", r"\1…@", text)
+
+
+def usable_token(token: str) -> str:
+    """A token as it is.
+
+    Raises:
+        ValueError: it is empty, as an unset variable is, or no header could carry it; the message lacks it.
+    """
+    if not token or token != token.strip() or not token.isprintable():
+        raise ValueError("should be visible characters, at least one (leave it out to have no token)")
+    return token
 
 
 def store_url(url: str) -> str:

@@ -312,6 +312,16 @@ def test_urls_of_stores(url: str) -> None:
     RedisStore(url).close()
 
 
+@pytest.mark.parametrize("token", ["", " ", "a\nb", "hush ", "\x7f"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_token_that_nobody_could_send_is_refused(token: str, host: str, tmp_path: Path) -> None:
+    """An empty one above all, as an unset variable gives it: it must not open the proxy to other machines."""
+    for text, environ in (("", {"SPECPROXY_TOKEN": token}), ("token: ${GIVEN}", {"GIVEN": token})):
+        (line,) = failure(tmp_path, text, flags={"host": host}, environ=environ)
+        assert "token: should be visible characters" in line
+        assert "hush" not in line
+
+
 @pytest.mark.parametrize("user", ["me:hush@", ":hush@", "me@", "me:hu/sh@", "me:hu:sh@"])
 def test_an_upstream_with_a_password_is_refused_without_telling_it(user: str, tmp_path: Path) -> None:
     """Keys for upstreams come from the environment, and addresses are shown everywhere."""
