@@ -232,6 +232,11 @@ class Settings(_Section):
     def _split_upstream(cls, value: object) -> object:
         return () if value is None else item_list(value)
 
+    @field_validator("upstream")
+    @classmethod
+    def _end_before_v1(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(url.removesuffix("/v1") for url in value)  # with which the paths of requests begin
+
     @field_validator("llama_args", "engine_args", mode="before")
     @classmethod
     def _split_arguments(cls, value: object) -> object:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -176,6 +179,59 @@ def test_without_a_proxy_commands_say_how_to_start_one(
     assert "`specproxy start`" in err
     monkeypatch.setenv("SPECPROXY_PORT", str(port))
     assert f"`specproxy start --port {port}`" in run(capsys, *args)[2]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"220 mail.example ESMTP\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\n\r\n[]",
+        b"",
+    ],
+)
+@pytest.mark.parametrize("args", ASKING, ids=" ".join)
+def test_what_is_no_proxy_is_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, args: list[str], answer: bytes
+) -> None:
+    """Something that speaks no HTTP, breaks off or says something else: exit code 1, and no traceback."""
+    if args[-1] == "-":
+        (tmp_path / "r.json").write_text("{}")
+        args = ["explain", str(tmp_path / "r.json")]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    conn, _ = server.accept()
+                    with conn:
+                        conn.recv(4096)
+                        conn.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            code, out, err = run(capsys, *args, "--url", f"127.0.0.1:{server.getsockname()[1]}")
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert (code, out) == (1, "")
+    assert re.match(r"specproxy: (something other than specproxy answers|no proxy is running) at ", err)
+    assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://host:port", "http://h:99999", "ftp://h", "http://me:hush@h", ""]
+)
+def test_a_url_that_is_none_is_exit_code_2(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    """With what it should look like, and without a password that it may hold."""
+    code, out, err = run(capsys, "status", "--url", url)
+    if url:
+        assert (code, out) == (2, "")
+        assert "should be an address such as http://127.0.0.1:8484" in err
+        assert "hush" not in err
+    else:  # the one that is configured
+        assert code == 1
 
 
 @pytest.mark.parametrize(("text", "says"), [(None, "cannot be read"), ("{", "is not JSON")])

@@ -345,3 +345,9 @@ def test_merged_keys_may_be_overridden(tmp_path: Path) -> None:
     """That is what YAML's merging is for."""
     limits = load(write(tmp_path, "limits: {<<: {body: 1MB, inspect: 1MB}, body: 2MB}")).limits
     assert (limits.body, limits.inspect) == (2_000_000, 1_000_000)
+
+
+@pytest.mark.parametrize("given", ["http://host:1/v1", "host:1/v1/", "http://host:1"])
+def test_a_v1_at_the_end_of_an_upstream_is_not_doubled(given: str) -> None:
+    """As OpenAI's clients want their base URL; the paths of requests begin with it."""
+    assert load(flags={"upstream": given}, environ={}).upstream == ("http://host:1",)

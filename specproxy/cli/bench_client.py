@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specproxy.cli.lane_client import PIN, RAN_ON, TIMEOUT_S, Prompt
-from specproxy.cli.options import opener
+from specproxy.cli.options import NO_ANSWER, opener
 from specproxy.errors import BackendError
 
 __all__ = ["BenchClient", "Sample", "body_of"]
@@ -71,7 +71,7 @@ class BenchClient:
                 told = reply.headers
         except urllib.error.HTTPError as error:
             raise BackendError(f"answered {error.code} {error.reason}") from error
-        except (OSError, ValueError) as error:
+        except NO_ANSWER as error:
             raise BackendError(f"gave no answer: {error}") from error
         total_s = time.perf_counter() - begun
         if pin and told.get(RAN_ON) != pin:
@@ -118,7 +118,7 @@ class BenchClient:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             raise BackendError(f"the proxy answered {error.code} {error.reason}") from error
-        except (OSError, ValueError) as error:
+        except NO_ANSWER as error:
             raise BackendError(f"the proxy gave no answer: {error}") from error
 
 

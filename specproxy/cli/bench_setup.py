@@ -16,7 +16,7 @@ import psutil
 
 from specproxy.adapters import machine
 from specproxy.adapters.gguf_facts import read_facts
-from specproxy.cli.options import opener
+from specproxy.cli.options import NO_ANSWER, opener
 from specproxy.cli.version import versions
 from specproxy.errors import ConfigError
 
@@ -26,7 +26,7 @@ TIMEOUT_S = 5.0
 UNTOLD = "not told"
 
 Row = dict[str, Any]
-Fetch = Callable[[str, Row | None], Any]  # URL, and a body to POST → JSON; OSError or ValueError without one
+Fetch = Callable[[str, Row | None], Any]  # URL, and a body to POST → JSON; else raises one of `NO_ANSWER`
 
 
 def fetch_json(base: str, headers: Mapping[str, str]) -> Fetch:
@@ -88,8 +88,8 @@ def model_facts(lane: Row, base: str, fetch: Fetch) -> Row:
     address = lane["address"] if str(lane["address"]).startswith("http") else base
     try:
         row |= _from_props(fetch(f"{address}/props", None))
-    except (OSError, ValueError, LookupError, TypeError):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (*NO_ANSWER, LookupError, TypeError):
+        with contextlib.suppress(*NO_ANSWER, LookupError, TypeError, AttributeError):
             row |= _from_show(fetch(f"{base}/api/show", {"model": row["name"]}))
     return row
 

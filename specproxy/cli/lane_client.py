@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specproxy.cli.options import opener
+from specproxy.cli.options import NO_ANSWER, opener
 from specproxy.errors import BackendError
 from specproxy.strategies.verify import Position
 
@@ -79,7 +79,7 @@ class LaneClient:
                 return reply.headers.get(RAN_ON, ""), json.load(reply)
         except urllib.error.HTTPError as error:
             raise BackendError(f"answered {error.code}: {_message(error)}") from error
-        except (OSError, ValueError) as error:
+        except NO_ANSWER as error:
             raise BackendError(f"gave no answer: {error}") from error
 
 
@@ -119,5 +119,5 @@ def _message(error: urllib.error.HTTPError) -> str:
     try:
         detail = json.load(error)["error"]
         return str(detail["message"] if isinstance(detail, dict) else detail)
-    except (ValueError, LookupError, TypeError, OSError):
+    except (*NO_ANSWER, LookupError, TypeError):
         return str(error.reason)

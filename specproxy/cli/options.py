@@ -6,15 +6,19 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
 from specproxy.config import Settings, load
-from specproxy.errors import SpecproxyError
+from specproxy.config_values import without_secret
+from specproxy.errors import ConfigError, SpecproxyError
 
 __all__ = [
+    "NO_ANSWER",
     "ask",
     "base_of",
     "config_option",
@@ -27,6 +31,8 @@ __all__ = [
 ]
 
 TIMEOUT_S = 5.0
+NO_ANSWER = (OSError, ValueError, HTTPException)
+"""What asking for JSON raises where no whole answer comes, or one that is neither HTTP nor JSON."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -55,9 +61,21 @@ def url_of(settings: Settings) -> str:
 
 
 def base_of(url: str | None, settings: Settings) -> str:
-    """The base URL of the proxy that is meant: as given, else as configured."""
+    """The base URL of the proxy that is meant: as given, else as configured.
+
+    Raises:
+        ConfigError: what was given is no URL.
+    """
     base = (url or url_of(settings)).rstrip("/")
-    return base if "://" in base else f"http://{base}"
+    base = base if "://" in base else f"http://{base}"
+    try:
+        parts = urlsplit(base)
+        well = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in base
+    except ValueError:
+        well = False
+    if not well:
+        raise ConfigError(f"--url: {without_secret(base)} should be an address such as http://127.0.0.1:8484")
+    return base
 
 
 def token_headers(settings: Settings) -> dict[str, str]:
@@ -89,7 +107,7 @@ def ask(
         if error.code in (404, 409) and kind not in ("", "not_found"):  # it knows the route, not the lane
             raise SpecproxyError(message) from error
         raise SpecproxyError(f"{base} answered {error.code} {message}", hint=_advice(error.code)) from error
-    except (OSError, ValueError) as error:
+    except NO_ANSWER as error:
         what = (
             "no proxy is running at"
             if isinstance(error, OSError)
@@ -125,7 +143,7 @@ def _message(error: urllib.error.HTTPError) -> tuple[str, str]:
         if isinstance(detail, dict):
             return str(detail["message"]), str(detail.get("type") or "")
         return str(detail), ""
-    except (ValueError, KeyError, TypeError, OSError):
+    except (*NO_ANSWER, KeyError, TypeError):
         return str(error.reason), ""
 
 
