@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos.arena import MIXED, Tally, arena
+from benchmarks.chaos import arena as chaos
+from benchmarks.chaos.arena import MIXED, Tally, arena, patiently
 from benchmarks.chaos.client import CLIENT_FAULTS, Seen, judge
 from benchmarks.chaos.faults import FAULTS, SHAPES, Ending
 from benchmarks.chaos.itself import PROCESS_FAULTS
@@ -85,3 +88,24 @@ def test_the_judge_sees_what_is_wrong(fault: str, seen: Seen, ending: Ending | N
     found, wrong = judge(OPENAI, fault, seen)
     assert (found if not wrong else None) == ending
     assert bool(wrong) == (ending is None)
+
+
+async def test_what_hangs_is_told_from_what_is_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that never ends is given up; time in which this process could not run does not count."""
+    monkeypatch.setattr(chaos, "LIMIT_S", 0.5)
+    with pytest.raises(TimeoutError):
+        await patiently(asyncio.sleep(60))
+
+    async def kept_waiting() -> str:
+        for _ in range(3):
+            time.sleep(0.4)  # noqa: ASYNC251 (as if the machine did)
+            await asyncio.sleep(0)
+        return "ended"
+
+    assert await patiently(kept_waiting()) == "ended"
+    with pytest.raises(ZeroDivisionError):
+        await patiently(_fails())
+
+
+async def _fails() -> None:
+    raise ZeroDivisionError

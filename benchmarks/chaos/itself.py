@@ -12,12 +12,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+import urllib.error
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.arena import LIMIT_S, Tally
+from benchmarks.chaos.arena import Tally, patiently
 from benchmarks.chaos.client import Seen, ask, judge
 from benchmarks.chaos.faults import SHAPES, Ending
 from benchmarks.chaos.upstream import ChaosUpstream
@@ -71,8 +72,7 @@ async def _proxy(state: Path, url: str, **given: Any) -> AsyncIterator[tuple[sub
 async def _one(port: int, fault: str, tally: Tally) -> Seen:
     tally.requests += 1
     try:
-        async with asyncio.timeout(LIMIT_S):
-            return await ask(port, SHAPE, f"{fault}|all|x")
+        return await patiently(ask(port, SHAPE, f"{fault}|all|x"))
     except TimeoutError:
         tally.hung += 1
     except OSError as error:
@@ -88,10 +88,36 @@ async def _well(port: int, tally: Tally, why: str, fault: str = "well") -> None:
         tally.wrong(f"{why}: {wrong}")
 
 
-async def _counted(port: int) -> int:
-    """Requests that the proxy has counted."""
+async def _counted(port: int, *, begun: bool = False) -> int:
+    """Requests that the proxy has counted; with `begun` those too that are in flight."""
     status = await asyncio.to_thread(get_json, f"http://127.0.0.1:{port}/specproxy/api/status")
-    return int(status["requests"]["total"])
+    return int(status["requests"]["total"]) + (int(status["requests"]["in_flight"]) if begun else 0)
+
+
+async def _begun(port: int, requests: int) -> None:
+    """Wait until so many requests have arrived: a busy machine takes its time."""
+    while await _counted(port, begun=True) < requests:  # noqa: ASYNC110 (another process has no event)
+        await asyncio.sleep(0.02)
+
+
+async def _draining(port: int) -> None:
+    """Wait until the proxy refuses new requests."""
+    while True:
+        try:
+            await asyncio.to_thread(get_json, f"http://127.0.0.1:{port}/v1/models")
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 503:
+                    return
+        await asyncio.sleep(0.02)
+
+
+async def _kept(state: Path, observations: int) -> None:
+    """Wait until so many requests are in the state file."""
+    with sqlite3.connect(f"file:{state / DATABASE}?mode=ro", uri=True) as db:
+        while db.execute("SELECT count(*) FROM observation").fetchone()[0] < observations:  # noqa: ASYNC110 (as above)
+            await asyncio.sleep(0.02)
+    db.close()
 
 
 @asynccontextmanager
@@ -120,7 +146,7 @@ async def _drains_on_sigterm(state: Path, tally: Tally) -> None:
     """Streams that are open end well, new requests are refused, then it exits with 0."""
     async with _upstream() as url, _proxy(state / "s", url) as (child, port):
         streams = [asyncio.create_task(_well(port, tally, "drain", "takes_its_time")) for _ in range(5)]
-        await asyncio.sleep(0.4)
+        await _begun(port, 5)
         child.send_signal(signal.SIGTERM)
         await asyncio.gather(*streams)
         if (code := await _ended(child)) != 0:
@@ -132,9 +158,10 @@ async def _is_told_twice_to_end(state: Path, tally: Tally) -> None:
     """The second SIGTERM cuts the draining short: the stream breaks off, and is not made to look complete."""
     async with _upstream() as url, _proxy(state / "s", url) as (child, port):
         stream = asyncio.create_task(_one(port, "never_goes_on", tally))
+        await _begun(port, 1)
         await asyncio.sleep(0.3)
         child.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.3)
+        await _draining(port)
         child.send_signal(signal.SIGTERM)
         seen = await stream
         tally.endings[str(Ending.CUT)] += 1
@@ -151,8 +178,9 @@ async def _is_killed(state: Path, tally: Tally) -> None:
         async with _proxy(state / "s", url) as (child, port):
             for _ in range(10):
                 await _well(port, tally, "before SIGKILL")
-            stream = asyncio.create_task(_one(port, "takes_its_time", tally))
-            await asyncio.sleep(1.0)
+            stream = asyncio.create_task(_one(port, "never_goes_on", tally))
+            await _begun(port, 11)
+            await _kept(state / "s", 10)
             child.kill()
             seen = await stream
             if seen.whole:
@@ -175,7 +203,8 @@ async def _loses_its_upstream_by_sigkill(state: Path, tally: Tally) -> None:
     with _process(command) as server:
         async with _proxy(state / "s", url) as (_, port):
             await _well(port, tally, "before the upstream is killed")
-            streams = [asyncio.create_task(_one(port, "takes_its_time", tally)) for _ in range(4)]
+            streams = [asyncio.create_task(_one(port, "never_goes_on", tally)) for _ in range(4)]
+            await _begun(port, 5)
             await asyncio.sleep(0.5)
             server.kill()
             for seen in await asyncio.gather(*streams):
