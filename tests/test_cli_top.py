@@ -69,6 +69,14 @@ def test_long_lane_names_leave_room_for_figures() -> None:
     assert "lane_ready mtp\n" in text.replace(" \n", "\n")
 
 
+def test_a_long_reason_leaves_room_for_names() -> None:
+    """Which lane and which kind can be read; the reason takes what is left."""
+    reason = "exploit: " + "ngram is expected to take less time than any other lane " * 4
+    rows = [row | {"lane": "127.0.0.1:9982", "workload": "prose/greedy", "reason": reason} for row in recent(3)]
+    for width in (76, 110):
+        assert drawn(TopView(data(), rows), width).count("prose/greedy  127.0.0.1:9982") == 3
+
+
 def test_it_is_cut_to_the_height() -> None:
     """Latest requests are left out first, since they stand last."""
     text = drawn(TopView(data(), recent(), height=20), 80)

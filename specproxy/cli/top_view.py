@@ -85,8 +85,11 @@ def _recent_table(rows: list[Row], width: int) -> Table:
     """The latest requests; the reason of each decision where there is room."""
     wide, timed = width >= WIDE, width >= NARROW
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in (*(("When",) if timed else ()), "Workload", "Lane"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=8 if name == "When" else 5)
+    if timed:
+        table.add_column("When", no_wrap=True, min_width=8)
+    for name, field in (("Workload", "workload"), ("Lane", "lane")):
+        longest = max(len(row[field] or "") for row in rows)  # else a long reason would squeeze it
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=max(5, min(longest, width // 5)))
     for name in ("Tokens", "tok/s", *(("Accept",) if wide else ())):
         table.add_column(name, justify="right", no_wrap=True, min_width=6)
     table.add_column("Why" if wide else "Outcome", no_wrap=True, overflow="ellipsis", ratio=1)

@@ -39,7 +39,7 @@ const sorted = rows => [...rows].sort((a, b) => a.workload.localeCompare(b.workl
 // rows: { group, name, text, marks: [{ at, lo, hi, shape: "disc" | "diamond" | "cap", colour }] }
 function lines(place, rows, axis, label, empty) {
   if (!rows.length) return none(place, empty);
-  const wide = room(place), narrow = wide < 480, left = narrow ? 140 : 156, right = wide - (narrow ? 46 : 122);
+  const wide = room(place), narrow = wide < 480, left = narrow ? 168 : 196, right = wide - (narrow ? 46 : 122);
   const line = 22, height = 26 + rows.length * line;
   const place_of = axis.log ? v => Math.log(Math.min(axis.hi, Math.max(axis.lo, v)) / axis.lo) / Math.log(axis.hi / axis.lo)
     : v => (Math.min(axis.hi, Math.max(axis.lo, v)) - axis.lo) / (axis.hi - axis.lo);
@@ -48,7 +48,7 @@ function lines(place, rows, axis, label, empty) {
   let free = -Infinity;
   for (const mark of axis.marks.filter(v => v >= axis.lo && v <= axis.hi)) {
     svg(root, "line", { x1: x(mark), x2: x(mark), y1: 18, y2: height, class: mark === axis.one ? "one" : "axis" });
-    if (x(mark) - free < 26) continue;
+    if (x(mark) - free < 36) continue;
     free = x(mark);
     svg(root, "text", { x: x(mark), y: 12, "text-anchor": "middle", class: "soft" }, axis.name(mark));
   }

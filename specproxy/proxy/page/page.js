@@ -61,7 +61,7 @@ function listEvents(place, events) {
 }
 
 function head(s) {
-  const up = s.upstreams.map(u => u.url + (u.reachable ? ` (${u.kind} ${u.version})` : " (not reachable)"));
+  const up = s.upstreams.map(u => u.url + (u.reachable ? ` (${`${u.kind} ${u.version}`.trim()})` : " (not reachable)"));
   const rungs = [s.rung, ...s.upstreams.map(u => u.rung)].filter(Boolean)
     .filter((r, i, all) => all.findIndex(o => o.why === r.why) === i);
   return [...up, ...rungs.flatMap(r => [`Rung ${r.number} (${r.name}): ${r.why}`, ...r.advice])].join("\n");
