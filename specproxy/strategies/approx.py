@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from specproxy.strategies.bounds import amount, logarithm
+
 __all__ = ["REPLAY_SOURCES", "Calibration", "pieces"]
 
 _PIECE = re.compile(r" ?[^\W\d_]{1,6}|\d| ?[^\w\s]{1,3}|\s+(?!\S)|\s+|_")
@@ -76,7 +78,7 @@ class Calibration:
             ValueError: the data is damaged.
         """
         try:
-            n, mean, squares = float(state["n"]), float(state["mean"]), float(state["squares"])
+            n, mean, squares = amount(state["n"]), logarithm(state["mean"]), amount(state["squares"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"damaged calibration state: {error!r}") from error
         self.n, self.mean, self.squares = n, mean, squares

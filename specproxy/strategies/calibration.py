@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+from specproxy.strategies.bounds import amount, between, covariance, logarithm
 
 __all__ = ["VerifyScale"]
 
 _LEAST_STRETCH = 0.05
+_MOST_STRETCH = 1000.0
 _WALK = 1e-5  # variance added to both by each comparison, so that old ones fade
 
 
@@ -47,7 +51,7 @@ class VerifyScale:
         to_offset = slope * self.cov + self.var_offset
         total = slope * to_stretch + to_offset + variance
         error = max(-1.0, min(excess - expected, 1.0))
-        self.stretch = max(self.stretch + to_stretch / total * error, _LEAST_STRETCH)
+        self.stretch = min(max(self.stretch + to_stretch / total * error, _LEAST_STRETCH), _MOST_STRETCH)
         self.offset += to_offset / total * error
         self.var_stretch += _WALK - to_stretch * to_stretch / total
         self.var_offset += _WALK - to_offset * to_offset / total
@@ -59,6 +63,9 @@ class VerifyScale:
         return [self.stretch, self.offset, self.var_stretch, self.var_offset, self.cov, self.n]
 
     @classmethod
-    def restored(cls, state: list[float]) -> VerifyScale:
+    def restored(cls, state: list[Any]) -> VerifyScale:
         """What `dump` gave."""
-        return cls(*(float(v) for v in state))
+        stretch, offset, var_stretch, var_offset, cov, n = state
+        (var_stretch, cov), (_, var_offset) = covariance([[var_stretch, cov], [cov, var_offset]])
+        stretch = between(stretch, _LEAST_STRETCH, _MOST_STRETCH)
+        return cls(stretch, logarithm(offset), var_stretch, var_offset, cov, amount(n))

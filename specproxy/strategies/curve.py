@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from specproxy.strategies.bounds import amount, whole
+
 __all__ = ["Curve"]
 
 _MOST_POINTS = 128
@@ -45,5 +47,5 @@ class Curve:
     def restored(cls, state: list[Any]) -> Curve:
         """What `dump` gave."""
         requests, spent_s, plain_s, stride, points = state
-        kept = [(int(n), float(spent), float(plain)) for n, spent, plain in points]
-        return cls(int(requests), float(spent_s), float(plain_s), int(stride), kept)
+        kept = [(whole(n), amount(spent), amount(plain)) for n, spent, plain in points]
+        return cls(whole(requests), amount(spent_s), amount(plain_s), whole(stride, 1), kept)

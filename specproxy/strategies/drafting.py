@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specproxy.records import Strategy
+from specproxy.strategies.bounds import amount, between, logarithm
 from specproxy.strategies.cost import LaneFacts, drafted_tokens, log_prior
 from specproxy.strategies.posterior import Belief, Cell
 
@@ -112,8 +113,13 @@ class DraftPriors:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `dump` gave."""
-        self._steps = {str(k): (float(step), float(share)) for k, (step, share) in state["steps"].items()}
-        self._texts = {str(k): [float(v) for v in text] for k, text in state["texts"].items()}
+        self._steps = {
+            str(k): (logarithm(step), between(share, -1.0, 1.0)) for k, (step, share) in state["steps"].items()
+        }
+        self._texts = {
+            str(k): [amount(n), logarithm(mean), logarithm(told)]
+            for k, (n, mean, told) in state["texts"].items()
+        }
         self._known.clear()
 
     def _prior(self, lane: str, rule: _Rule, kind: str) -> float:

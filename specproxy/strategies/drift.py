@@ -18,6 +18,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specproxy.strategies.bounds import MOST, amount, between, logarithm, whole
+
 __all__ = ["Cusum", "DriftEvent", "DriftMonitor", "Signal"]
 
 Signal = Literal["acceptance", "time"]
@@ -86,6 +88,7 @@ _CHARTS: dict[Signal, _Chart] = {
 _PRIOR_N = 5.0  # observations' worth of belief in the prior spread
 _BURN_IN = 10  # observations before deviations are summed
 _MEMORY = 150.0  # observations that the running mean and spread reach back, so that slow change is followed
+_LEAST_WEIGHT = 0.01  # of a value, see `DriftMonitor.learn_one`
 _CLIP = 3.0  # one wild request counts as three standard deviations at most
 _SLACK = 0.75
 _THRESHOLD = 10.0
@@ -330,18 +333,23 @@ def _cusum_state(cusum: Cusum) -> list[float]:
     return [cusum.up, cusum.down, cusum.n_up, cusum.n_down]
 
 
-def _cusum_from(state: list[float]) -> Cusum:
+def _cusum_from(state: list[Any]) -> Cusum:
     up, down, n_up, n_down = state
-    return Cusum(up=float(up), down=float(down), n_up=int(n_up), n_down=int(n_down))
+    most = _THRESHOLD + _CLIP
+    return Cusum(
+        up=between(up, 0.0, most), down=between(down, 0.0, most), n_up=whole(n_up), n_down=whole(n_down)
+    )
 
 
 def _run_state(run: _Run) -> list[float]:
     return [run.since, run.n, run.weight, run.mean]
 
 
-def _run_from(state: list[float]) -> _Run:
+def _run_from(state: list[Any]) -> _Run:
     since, n, weight, mean = state
-    return _Run(float(since), int(n), float(weight), float(mean))
+    n = whole(n)
+    weight = between(weight, _LEAST_WEIGHT if n else 0.0, MOST)
+    return _Run(between(since, -MOST, MOST), n, weight, logarithm(mean))
 
 
 def _series_state(series: _Series) -> dict[str, Any]:
@@ -357,15 +365,16 @@ def _series_from(state: dict[str, Any]) -> _Series:
     n, weight, mean, spread, freedom = state["stats"]
     up, down = state["before"]
     run_up, run_down = state["runs"]
+    begun = _run_from([0.0, n, weight, mean])
     return _Series(
-        n=int(n),
-        weight=float(weight),
-        mean=float(mean),
-        spread=float(spread),
-        freedom=float(freedom),
+        n=begun.n,
+        weight=begun.weight,
+        mean=begun.mean,
+        spread=amount(spread),
+        freedom=amount(freedom),
         cusum=_cusum_from(state["cusum"]),
-        before_up=float(up),
-        before_down=float(down),
+        before_up=logarithm(up),
+        before_down=logarithm(down),
         run_up=_run_from(run_up),
         run_down=_run_from(run_down),
     )

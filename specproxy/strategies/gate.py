@@ -21,6 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from specproxy.strategies.bounds import MOST, ROUNDED, amount, between
+
 __all__ = ["Ledger"]
 
 
@@ -81,5 +83,7 @@ class Ledger:
     def restored(cls, state: list[Any]) -> Ledger:
         """What `dump` gave."""
         loss, plain_s, requests, held = state
-        kept = {str(arm): float(seconds) for arm, seconds in held.items()}
-        return cls(float(loss), float(plain_s), float(requests), held=kept)
+        kept = {str(arm): amount(seconds) for arm, seconds in held.items()}
+        plain_s = amount(plain_s)
+        # nothing gains more than all the time that plain takes
+        return cls(between(loss, -plain_s - ROUNDED, MOST), plain_s, amount(requests), held=kept)

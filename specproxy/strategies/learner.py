@@ -27,6 +27,7 @@ from specproxy.records import (
     Situation,
 )
 from specproxy.strategies.admission import admit, due_for_test
+from specproxy.strategies.bounds import MOST, amount, between
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.drift import DriftEvent, DriftMonitor
 from specproxy.strategies.explain import Candidates, reason
@@ -44,7 +45,6 @@ __all__ = ["Learner", "LearnerSettings"]
 
 _FORMAT = "specproxy-learner"
 _VERSION = 5
-_MOST = 1e30  # of any number that is learned, seconds and squares of tokens among them
 _MOST_PENDING = 4096
 _LEAST_REMAINING = 10.0
 _expected = attrgetter("expected")
@@ -149,7 +149,7 @@ class Learner:
             dwell = self._dwells.get(backend)
             if resident is None:
                 continue
-            if dwell is not None and at - dwell.at < self.settings.dwell_loads * resident.load_s:
+            if dwell is not None and 0.0 <= at - dwell.at < self.settings.dwell_loads * resident.load_s:
                 continue
             for lane in group:
                 gain = worth[resident.id] - worth[lane.id]
@@ -355,13 +355,13 @@ class Learner:
         targets: dict[str, TargetModel] = {}
         drift = DriftMonitor()
         try:
-            if not _is_finite(state):
-                raise ArithmeticError("a number is beyond all bounds")
             for name, entry in state["targets"].items():
                 targets[name] = self._new_model()
                 targets[name].restore(entry)
             drift.load(state["drift"])
-            dwells = {str(k): Dwell(*(float(v) for v in entry)) for k, entry in state["dwells"].items()}
+            dwells = {
+                str(k): Dwell(between(at, -MOST, MOST), amount(n)) for k, (at, n) in state["dwells"].items()
+            }
         except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"damaged learner state: {error!r}") from error
         self._targets, self.drift, self._dwells = targets, drift, dwells
@@ -419,12 +419,3 @@ def _drawn(views: Sequence[View], draw: float) -> View:
             return view
         draw -= view.chance
     return max(views, key=lambda v: v.chance)
-
-
-def _is_finite(state: Any) -> bool:
-    """Whether all numbers of JSON data are numbers, of a size that learning can lead to."""
-    if isinstance(state, dict):
-        return all(map(_is_finite, state.values()))
-    if isinstance(state, list | tuple):
-        return all(map(_is_finite, state))
-    return not isinstance(state, int | float) or abs(state) <= _MOST

@@ -11,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from specproxy.strategies.bounds import ROUNDED, amount, between
+
 __all__ = ["Lengths", "expected_min"]
 
 Cell = tuple[str, str]
@@ -19,6 +21,7 @@ _Asked = tuple[Cell, int | None]  # a workload and a request's limit
 _PRIOR_MEAN = math.log(150.0)
 _PRIOR_VAR = 1.0
 _PSEUDO = 2.0
+_MOST_MEAN = 20.0  # of the logarithm: 500 million tokens
 _MOST_ASKED = 16  # workloads and limits whose expectations are kept up to date
 
 
@@ -46,7 +49,7 @@ class Lengths:
         """Take in the length of one complete output."""
         if tokens < 1:
             return
-        value = math.log(tokens)
+        value = min(math.log(tokens), _MOST_MEAN)
         for key in (cell, _ALL):
             n, mean, squares = self._cells.get(key, [0.0, 0.0, 0.0])
             keep = 0.5 ** (1.0 / self.half_life)
@@ -84,11 +87,17 @@ class Lengths:
 
     def restore(self, state: list[list[Any]]) -> None:
         """Take over what `dump` gave."""
-        self._cells = {(str(k), str(t)): [float(v) for v in numbers] for k, t, *numbers in state}
+        self._cells = {(str(k), str(t)): _sums(*numbers) for k, t, *numbers in state}
         self._known.clear()
 
 
 _ALL: Cell = ("", "")
+
+
+def _sums(n: Any, mean: Any, squares: Any) -> list[float]:
+    """Sums of a cell, as far as lengths can have led to them."""
+    n = amount(n)
+    return [n, between(mean, 0.0, _MOST_MEAN), between(squares, -ROUNDED, n * _MOST_MEAN**2)]
 
 
 def _normal_cdf(z: float) -> float:

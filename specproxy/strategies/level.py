@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from specproxy.strategies.bounds import MOST, between, covariance, logarithm
 from specproxy.strategies.posterior import student_weight
 
 __all__ = ["Features", "Level", "LoadEffect", "features"]
@@ -129,10 +130,13 @@ class Level:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
-        self.mean = [float(v) for v in state["mean"]]
-        self.cov = [[float(v) for v in row] for row in state["cov"]]
-        self.at = None if state["at"] is None else float(state["at"])
-        self.surprise = float(state["surprise"])
+        first, second, third, fourth = map(logarithm, state["mean"])
+        self.mean = [first, second, third, fourth]
+        self.cov = covariance([list(row) for row in state["cov"]])
+        if len(self.cov) != len(self.mean):
+            raise ValueError("damaged state: a level of another size")
+        self.at = None if state["at"] is None else between(state["at"], -MOST, MOST)
+        self.surprise = between(state["surprise"], -_SURPRISE_CLIP, _SURPRISE_CLIP)
 
 
 @dataclass(slots=True)
@@ -178,6 +182,13 @@ class LoadEffect:
     def numbers(self) -> list[float]:
         """All of it in the order of the constructor's arguments."""
         return [self.log, self.linear, self.log_var, self.linear_var, self.cross]
+
+    @classmethod
+    def restored(cls, state: list[Any]) -> LoadEffect:
+        """What `numbers` gave."""
+        log, linear, log_var, linear_var, cross = state
+        (log_var, cross), (_, linear_var) = covariance([[log_var, cross], [cross, linear_var]])
+        return cls(logarithm(log), logarithm(linear), log_var, linear_var, cross)
 
 
 _LONGEST_GAP_S = 6 * 3600.0  # a night off is as uncertain as it gets

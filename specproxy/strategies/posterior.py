@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from specproxy.strategies.bounds import MOST, amount, between, logarithm, running_mean
 from specproxy.strategies.calibration import VerifyScale
 
 __all__ = ["Arm", "Belief", "Cell", "Scales", "student_weight"]
@@ -34,6 +35,8 @@ _PSEUDO = 8.0  # requests' worth of belief in the nominal spread
 _SQUARE_CAP = 9.0  # a residual beyond three standard deviations counts as three
 _RESIDUAL_CAP = 1.0  # e^1: a single request counts as at most 2.7 times its lane's usual time
 _DEGREES = 4.0
+_ROUNDING = 1e-6
+_MOST_TOKENS = 1e12  # of one request
 _MOST_ASKED = 32  # cells whose beliefs are kept up to date
 
 
@@ -109,6 +112,19 @@ class _Leaf:
         live = [self.prior, self.precision, self.weighted, self.n]
         return [*live, self.replay_precision, self.replay_weighted, self.replay_share, self.replayed]
 
+    @classmethod
+    def restored(cls, state: list[Any]) -> _Leaf:
+        """What `numbers` gave."""
+        prior, precision, weighted, n, replay_precision, replay_weighted, share, replayed = state
+        return cls(
+            logarithm(prior),
+            *running_mean(precision, weighted),
+            amount(n),
+            *running_mean(replay_precision, replay_weighted),
+            between(share, 0.0, amount(replay_precision)),
+            amount(replayed),
+        )
+
     def decay(self, keep: float) -> None:
         """Forget all but a share of it."""
         self.precision *= keep
@@ -153,6 +169,14 @@ class _Spread:
         self.squares = self.squares * keep + square
         self.tokens = self.tokens * keep + tokens
         self.raised = self.raised * keep + tokens * math.exp(residual)
+
+    @classmethod
+    def restored(cls, state: list[Any]) -> _Spread:
+        """What `Arm.dump` gave: every request had a token at least, and its residual was bounded."""
+        n, squares, tokens, raised = map(amount, state)
+        between(tokens, n * (1.0 - _ROUNDING), n * _MOST_TOKENS)
+        reach = math.exp(_RESIDUAL_CAP) * (1.0 + _ROUNDING)
+        return cls(n, squares, tokens, between(raised, tokens / reach, tokens * reach))
 
     def excess(self) -> float:
         """ln of the mean of e^residual, shrunk towards none by `_PSEUDO` requests of average length."""
@@ -302,12 +326,12 @@ class Arm:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
-        self.last_at = float(state["last_at"])
+        self.last_at = between(state["last_at"], -MOST, MOST)
         self.calibration = VerifyScale.restored(state["calibration"])
         self._leaves = {}
         for kind, temperature, *numbers in state["cells"]:
-            self._leaves.setdefault(kind, {})[temperature] = _Leaf(*map(float, numbers))
-        self._spreads = {kind: _Spread(*map(float, numbers)) for kind, *numbers in state["spreads"]}
+            self._leaves.setdefault(str(kind), {})[str(temperature)] = _Leaf.restored(numbers)
+        self._spreads = {str(kind): _Spread.restored(numbers) for kind, *numbers in state["spreads"]}
         self._send_all()
 
     # --- inside ----------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from specproxy.strategies.bounds import amount, between, logarithm
+
 __all__ = ["Prefill"]
 
 _PSEUDO = 2.0
@@ -62,8 +64,8 @@ class Prefill:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
-        self._rates = {str(k): [float(v) for v in entry] for k, entry in state["rates"].items()}
-        self._trust = {str(k): [float(v) for v in entry] for k, entry in state["trust"].items()}
+        self._rates = {str(k): [amount(n), logarithm(mean)] for k, (n, mean) in state["rates"].items()}
+        self._trust = {str(k): [amount(n), between(mean, 0.0, 1.0)] for k, (n, mean) in state["trust"].items()}
         self.known.clear()
 
     def _rate(self, arm: str) -> float:

@@ -137,7 +137,7 @@ def _holds(view: View, backend: str) -> bool:
 def _resting(view: View, situation: Situation, settings: LearnerSettings, dwell: Dwell | None) -> str:
     if dwell is None:
         return ""
-    young = situation.at - dwell.at < settings.dwell_loads * view.load_s
+    young = 0.0 <= situation.at - dwell.at < settings.dwell_loads * view.load_s  # clocks are set back
     if young or dwell.requests < settings.dwell_requests:
         return _RESTING
     return ""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from specproxy.records import Control, Lane, Observation, Strategy, TempBucket, Workload
 from specproxy.strategies.approx import Calibration
+from specproxy.strategies.bounds import MOST, between, logarithm, whole
 from specproxy.strategies.classify import KINDS
 from specproxy.strategies.cost import LaneFacts, draft_cost, step_cost
 from specproxy.strategies.drafting import DraftPriors
@@ -34,6 +35,7 @@ _PLAIN_CHECKS = 2
 _DOUBT = 1.0  # surprise of the level at which plain is measured once more
 _RECENT = 24
 _AHEAD = 8  # priors that are worked out ahead after a request
+_LEAST_VARIANCE = 1e-6  # of an observation: no request is measured to a thousandth
 _OUTLIER = 3.0  # standard deviations above what was believed at which a single request is in doubt
 
 Entry = tuple[Cell, float, float, float, float]
@@ -322,17 +324,19 @@ class SpeedModel:
             self.arm(key, key.rpartition("/")[2]).restore(arm)
         for key, arm in state["steps"].items():
             self._step(key).restore(arm)
-        self.loads = {key: LoadEffect(*(float(v) for v in entry)) for key, entry in state["loads"].items()}
+        self.loads = {key: LoadEffect.restored(entry) for key, entry in state["loads"].items()}
         for key, entries in state["recent"].items():
             kept = self.recent[key] = deque(maxlen=_RECENT)
             for (kind, temperature), prior, y, variance, tokens in entries:
-                kept.append(((kind, temperature), prior, y, variance, tokens))
+                least = between(variance, _LEAST_VARIANCE, MOST), between(tokens, 1.0, MOST)
+                kept.append(((str(kind), str(temperature)), logarithm(prior), logarithm(y), *least))
         self.strategies = {
-            k: Strategy(tuple(names), n_max) for k, (names, n_max) in state["strategies"].items()
+            k: Strategy(tuple(map(str, names)), None if n_max is None else whole(n_max, 1))
+            for k, (names, n_max) in state["strategies"].items()
         }
         self.priors.restore(state["priors"])
         self.plain = str(state["plain"])
-        self.plain_checks = int(state["plain_checks"])
+        self.plain_checks = whole(state["plain_checks"])
 
     # --- inside ----------------------------------------------------------------------------------
 

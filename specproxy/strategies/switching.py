@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specproxy.strategies.bounds import MOST, amount, between
+
 __all__ = ["Dwell", "Traffic", "future_costs"]
 
 _PRIOR_RUN = 2.0
@@ -98,10 +100,10 @@ class Traffic:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
-        self.n, self.last, self.run = float(state["n"]), str(state["last"]), float(state["run"])
-        self._unit = float(state["unit"])
-        self._shares = {str(k): float(v) for k, v in state["shares"].items()}
-        self._runs = {str(k): [float(v) for v in entry] for k, entry in state["runs"].items()}
+        self.n, self.last, self.run = amount(state["n"]), str(state["last"]), amount(state["run"])
+        self._unit = between(state["unit"], 1.0, MOST)
+        self._shares = {str(k): amount(v) for k, v in state["shares"].items()}
+        self._runs = {str(k): [amount(n), amount(mean)] for k, (n, mean) in state["runs"].items()}
 
 
 @dataclass(slots=True)

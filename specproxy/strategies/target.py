@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from specproxy.records import Lane
 from specproxy.strategies.approx import REPLAY_SOURCES, Calibration
+from specproxy.strategies.bounds import amount, whole
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.curve import Curve
 from specproxy.strategies.gate import Ledger
@@ -100,12 +101,12 @@ class TargetModel:
         self.traffic.restore(state["traffic"])
         self.ledgers = {key: Ledger.restored(entry) for key, entry in state["ledgers"].items()}
         self.tested = {
-            (str(w), str(a)): LastRun(float(plain_s), *map(int, lost))
+            (str(w), str(a)): LastRun(amount(plain_s), *map(whole, lost))
             for w, a, plain_s, *lost in state["tested"]
         }
         self.pool = Ledger.restored(state["pool"])
         self.curve = Curve.restored(state["curve"])
-        self.worth = {str(lane): float(seconds) for lane, seconds in state["worth"].items()}
+        self.worth = {str(lane): amount(seconds) for lane, seconds in state["worth"].items()}
         self.fits = {}
         for arm, source, entry in state.get("fits", ()):
             if (fit := self.fit(str(arm), str(source))) is not None:

@@ -127,6 +127,7 @@ def test_idle_time_is_used_for_a_load_that_is_due() -> None:
     learner.loaded(machine.status()[0].lane, at=1000.0)
     assert learner.idle_switch(machine.status(), at=1059.0) is None, "a loaded lane stays for a while"
     assert learner.idle_switch(machine.status(), at=1061.0) is not None
+    assert learner.idle_switch(machine.status(), at=999.0) is not None, "a clock that was set back is no dwell"
     assert Learner().idle_switch(machine.status(), at=0.0) is None
     assert learner.idle_switch((), at=0.0) is None
 
