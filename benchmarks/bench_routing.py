@@ -54,11 +54,11 @@ from benchmarks.demo import TEMPERATURES
 from benchmarks.demo_table import print_part
 from benchmarks.live import Row, Running, Sample, get_json, send, started
 from benchmarks.models import calibrated, smollm2
+from specproxy.adapters.server_program import NGRAM_MAX, NGRAM_SIZE
 from specproxy.strategies.drafters.ngram_simple import NgramSimpleDrafter
 from specproxy.strategies.replay import replay
 
 TOKENS = 48
-NGRAM_SIZE, NGRAM_MAX = 3, 8  # of the managed n-gram lane, see specproxy/adapters/server_program.py
 DRAWS = 400
 TARGETS = {"gain_over_best_static": 0.08, "worst_kind_vs_plain": 0.98}
 MOST_REPLAY_ERROR = 0.03

@@ -16,9 +16,12 @@ from specproxy.records import Lane, LaneStatus, Strategy
 
 __all__ = [
     "Backend",
+    "CutsTexts",
+    "DraftsNgrams",
     "Exchange",
     "Headers",
     "LoadsLanes",
+    "NgramDrafts",
     "ProbeResult",
     "ResponseHead",
     "ServedModel",
@@ -203,6 +206,45 @@ class TellsDrafts(Protocol):
     def take_drafts(self, lane_id: str) -> tuple[int, int]:
         """Tokens drafted and accepted by the request that a lane has just answered; (0, 0) where that is not
         known. Never blocks."""
+        ...
+
+
+class CutsTexts(Protocol):
+    """Something that knows a model's vocabulary."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is worth asking."""
+        ...
+
+    async def cut(self, *texts: str) -> list[list[int]]:
+        """Token ids of each text, without those that open or end one.
+
+        Raises:
+            BackendError: it cannot be told.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NgramDrafts:
+    """How a lane drafts, which it does as llama-server's ``ngram-simple``: the length in tokens of what is
+    looked up, and of the longest draft. `vocabulary` is the model's, where the lane itself cuts no text into
+    tokens.
+    """
+
+    size: int
+    longest: int
+    vocabulary: CutsTexts | None = None
+
+
+@runtime_checkable
+class DraftsNgrams(Protocol):
+    """A backend whose n-gram lanes are such that what they would have drafted can be found out afterwards."""
+
+    def ngrams(self, lane: Lane) -> NgramDrafts | None:
+        """How a lane drafts; None where it does not do so by n-grams alone, or otherwise than that. Never
+        blocks."""
         ...
 
 

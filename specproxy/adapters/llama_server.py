@@ -12,9 +12,10 @@ from typing import Any
 from urllib.parse import quote
 
 from specproxy.adapters.ask import get_json, post_json
-from specproxy.adapters.base import Exchange, ProbeResult, Sink, UpstreamRequest
+from specproxy.adapters.base import Exchange, NgramDrafts, ProbeResult, Sink, UpstreamRequest
 from specproxy.adapters.http import Endpoint, HttpTransport
 from specproxy.adapters.refused import RefusedExchange
+from specproxy.adapters.server_program import NGRAM_MAX, NGRAM_SIZE
 from specproxy.adapters.supervise import Backoff, Child, ChildSpec, keep
 from specproxy.adapters.tasks import Tasks
 from specproxy.adapters.watched import watch
@@ -156,6 +157,12 @@ class ManagedLlamaServer:
             models=(str(properties.get("model_alias", "")),),
             detail={"model_path": properties.get("model_path", "")},
         )
+
+    def ngrams(self, lane: Lane) -> NgramDrafts | None:
+        """How a lane drafts by n-grams, None where it does not, or not as ``ngram-simple``."""
+        if lane.strategy.drafters != ("ngram",):
+            return None
+        return NgramDrafts(NGRAM_SIZE, lane.strategy.n_max or NGRAM_MAX)
 
     def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
         runner = self._runners.get(lane.id)

@@ -12,6 +12,7 @@ from specproxy.adapters.gguf_facts import ModelFacts, check_pair, read_facts
 from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.memory import Budget, LaneNeed, MemoryPlan, Refusal
 from specproxy.adapters.server_program import (
+    NGRAM_MAX,
     SAMPLED,
     SAMPLING_FLAG,
     LaneOptions,
@@ -28,7 +29,6 @@ from specproxy.records import Control, Lane, Strategy
 
 __all__ = ["ManagedOptions", "ManagedPlan", "measure_budget", "plan_managed"]
 
-NGRAM_M = 8  # longest n-gram draft: llama-server's own 48 wastes most of a batch
 DRAFT_N_MAX = 3
 MAX_PROMPT_CACHE_MIB = 8192  # llama-server's default for each process
 VOLATILE_FLAGS = {"--port", "--host", "--alias", "-c", "--cache-ram", "-m", "--spec-draft-model"}
@@ -170,7 +170,7 @@ def _strategies(
                 raise ConfigError(f"strategies: {strategy.name} is not possible: {reason}")
             refused.append(Refusal(strategy.name, reason))
             continue
-        default = NGRAM_M if strategy.drafters[0].startswith("ngram") else DRAFT_N_MAX
+        default = NGRAM_MAX if strategy.drafters[0].startswith("ngram") else DRAFT_N_MAX
         wanted.append(strategy if strategy.n_max else Strategy(strategy.drafters, default))
     return list(dict.fromkeys(wanted)), refused
 

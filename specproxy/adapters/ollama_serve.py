@@ -19,7 +19,7 @@ from pathlib import Path
 
 from specproxy.adapters import machine, memory
 from specproxy.adapters.ask import get_json, post_json
-from specproxy.adapters.base import Exchange, ServedModel, Sink, UpstreamRequest
+from specproxy.adapters.base import Exchange, NgramDrafts, ServedModel, Sink, UpstreamRequest
 from specproxy.adapters.gguf_facts import ModelFacts, read_facts
 from specproxy.adapters.http import HttpTransport
 from specproxy.adapters.llama_server import (
@@ -34,6 +34,7 @@ from specproxy.adapters.managed import ManagedOptions, ManagedPlan, measure_budg
 from specproxy.adapters.memory import LaneNeed, Refusal
 from specproxy.adapters.server_program import ServerProgram
 from specproxy.adapters.supervise import Backoff, Child, ChildSpec
+from specproxy.adapters.tokens import Tokenizer
 from specproxy.adapters.watched import watch
 from specproxy.adapters.weights import Listener
 from specproxy.errors import ConfigError, LaneStartError
@@ -50,7 +51,8 @@ NUM_PREDICT = "/options/draft_num_predict"
 NATIVE = frozenset({Dialect.OLLAMA_CHAT, Dialect.OLLAMA_GENERATE})
 SPEC_TYPE, DRAFT_MAX = "LLAMA_ARG_SPEC_TYPE", "LLAMA_ARG_SPEC_DRAFT_N_MAX"
 MTP = Strategy(("mtp",), 3)
-NGRAM = Strategy(("ngram-simple",), 48)  # llama-server's own lengths, which no variable changes
+NGRAM_SIZE, NGRAM_MAX = 12, 48  # llama-server's own lengths, which no variable changes
+NGRAM = Strategy(("ngram-simple",), NGRAM_MAX)
 LOG_WAIT_S = 1.0  # how long a line of the log may lag behind the reply to a load
 
 
@@ -120,8 +122,20 @@ class ManagedOllama(ManagedLlamaServer):
     ) -> None:
         self._model, self._version = plan.model, plan.version
         self._logs = {p.lane.id: ServeLog() for p in plan.lanes}
+        self._vocabulary = Tokenizer(plan.options.model)
         heard = [replace(p, spec=replace(p.spec, on_line=self._logs[p.lane.id].add)) for p in plan.lanes]
         super().__init__(plan.options.backend, heard, needs_plain=False, backoff=backoff, on_change=on_change)
+
+    def ngrams(self, lane: Lane) -> NgramDrafts | None:
+        """How a lane drafts by n-grams. Ollama has no route that cuts texts, so the model's file has to do."""
+        if lane.strategy != NGRAM:
+            return None
+        return NgramDrafts(NGRAM_SIZE, NGRAM_MAX, self._vocabulary)
+
+    async def aclose(self) -> None:
+        """Stop all lanes; idempotent."""
+        await super().aclose()
+        await self._vocabulary.aclose()
 
     def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
         said = self._logs.get(lane.id)

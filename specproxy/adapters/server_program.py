@@ -18,6 +18,8 @@ from specproxy.errors import ConfigError
 from specproxy.records import Strategy
 
 __all__ = [
+    "NGRAM_MAX",
+    "NGRAM_SIZE",
     "SAMPLED",
     "SAMPLING_FLAG",
     "LaneOptions",
@@ -39,6 +41,10 @@ SPEC_TYPES = {
     "dspark": "draft-dspark",
 }
 """Our names of drafters → llama-server's, where they differ."""
+
+NGRAM_SIZE, NGRAM_MAX = 3, 8
+"""Tokens that n-gram lanes of ours look up, and the longest draft: most of a batch of llama-server's own 48 is
+wasted."""
 
 SAMPLED, SAMPLING_FLAG = "-sampled", "--spec-draft-sampling"
 """Behind a drafter's name: drafts are drawn, and verified by rejection sampling, instead of the likeliest token
@@ -84,7 +90,7 @@ class LaneOptions:
     cache_ram_mib: int | None = None
     draft: Path | None = None
     draft_type: str = "draft-simple"
-    ngram_size: int = 3
+    ngram_size: int = NGRAM_SIZE
     draft_p_min: float | None = None
     extra_args: tuple[str, ...] = field(default=())
 
@@ -228,7 +234,7 @@ def _ngram_sizes(program: ServerProgram, kind: str, size: int, n_max: int | None
     if kind == "ngram-mod":  # its own defaults are as good as any that were measured
         return []
     arguments = []
-    for flag, value in ((f"--spec-{kind}-size-n", size), (f"--spec-{kind}-size-m", n_max or 8)):
+    for flag, value in ((f"--spec-{kind}-size-n", size), (f"--spec-{kind}-size-m", n_max or NGRAM_MAX)):
         if flag in program.flags:
             arguments += [flag, str(value)]
     return arguments

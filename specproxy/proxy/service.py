@@ -16,8 +16,6 @@ import numpy as np
 import structlog
 
 from specproxy import __version__
-from specproxy.adapters.base import Backend
-from specproxy.adapters.llama_server import ManagedLlamaServer
 from specproxy.adapters.tasks import Tasks
 from specproxy.config import Settings
 from specproxy.errors import RequestError, StoreError
@@ -97,7 +95,7 @@ class Service:
             alone=alone,
         )
         self._replays = ReplayAccount()
-        self._replayer = TextReplayer(self.router, policy, self._replays, ours=_is_our_server)
+        self._replayer = TextReplayer(self.router, policy, self._replays)
         self._writer: StoreWriter | None = None
         self._recorder: Recorder | None = None
         self._memory: EngineMemory | None = None
@@ -425,7 +423,3 @@ def _edges(settings: Settings) -> ServerLimits:
 def _limits(settings: Settings) -> Limits:
     given = settings.limits
     return Limits(inspect=given.inspect, body=given.body, requests=given.requests, queue=given.queue)
-
-
-def _is_our_server(backend: Backend) -> bool:
-    return isinstance(backend, ManagedLlamaServer)

@@ -1,10 +1,11 @@
-"""Teaches n-gram lanes of llama-servers from requests that ran on other lanes, by their text.
+"""Teaches n-gram lanes of llama-servers and Ollamas from requests that ran on other lanes, by their text.
 
 These servers don't say which tokens they made. So the prompt and the reply of a finished request are held, cut
-into tokens by the server that has the n-gram lane (``/apply-template``, ``/tokenize``: its HTTP threads do that
-without a slot), replayed through the drafter that this lane runs, and forgotten. Where there is no such route,
+into tokens, replayed through the drafter that the n-gram lane runs, and forgotten. A llama-server cuts them
+itself (``/apply-template``, ``/tokenize``: its HTTP threads do that without a slot); for an Ollama, the
+vocabulary in the model's file does, of the messages without the template around them. Where there is neither,
 the text is cut into pieces instead (`strategies.approx`). On requests that ran on the n-gram lane itself the
-replay is compared with what the server counted, so that it is known, and shown, how far it is right.
+replay is compared with what the server counted, by source, so that it is known, and shown, how far it is right.
 
 Replay is a bonus, never a load: what is held is bounded, and while requests are in flight the work takes a
 fiftieth of the time at most.
@@ -22,7 +23,7 @@ from functools import partial
 import structlog
 
 from specproxy.adapters.ask import post_json
-from specproxy.adapters.base import Backend
+from specproxy.adapters.base import Backend, CutsTexts, DraftsNgrams, NgramDrafts
 from specproxy.errors import BackendError
 from specproxy.proxy.dialects import read_facts
 from specproxy.proxy.dialects.replies import parse_object
@@ -43,12 +44,12 @@ MOST_PROMPT = 256 * 1024  # bytes of one request's body
 MOST_REPLY = 1024 * 1024  # bytes of one reply, events and all
 SHARE = 0.02  # of the time that may go into replay while requests are in flight
 PAUSE_S = 0.05  # between looks at whether it is its turn
-NGRAM_SIZE, NGRAM_MAX = 3, 8  # what our own lanes run, see adapters/server_program.py and managed.py
 MOST_OFF = 0.1  # a reply whose tokens differ by more from what was counted is not what was generated
 END = -1  # stands for the token that ends an answer, which has no text
 
 _PROMPTS = frozenset({Dialect.OPENAI_COMPLETIONS, Dialect.LLAMACPP})
 _Ids = list[int]
+_Cut = tuple[str, _Ids, _Ids]  # where it comes from, and the ids of prompt and output
 
 log = structlog.get_logger("specproxy")
 
@@ -75,8 +76,6 @@ class TextReplayer:
         router: knows the lanes and what is in flight.
         policy: what is taught.
         account: where it is counted.
-        ours: whether a backend's n-gram lanes are llama-servers that we have started, so that their drafter is
-            known. Of others it is not, and the engine's tokens are replayed as they are.
         clock: any monotonic clock, in seconds.
         pause: waits for so many seconds.
     """
@@ -87,14 +86,12 @@ class TextReplayer:
         policy: TakesReplays,
         account: ReplayAccount,
         *,
-        ours: Callable[[Backend], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._router = router
         self._policy = policy
         self._account = account
-        self._ours = ours
         self._clock = clock
         self._pause = pause
         self._waiting: deque[Heard] = deque()
@@ -107,7 +104,7 @@ class TextReplayer:
         """Bytes of the reply to hold for a request that starts; 0 where nobody could learn by it."""
         if not ticket.known or ticket.repeat or len(body) > MOST_PROMPT or len(self._waiting) >= WAITING:
             return 0
-        return MOST_REPLY if self._pupil(ticket.lane.target) is not None else 0
+        return MOST_REPLY if self._pupils(ticket.lane.target) else 0
 
     def offer(self, heard: Heard) -> None:
         """Take in a request that has ended; never blocks."""
@@ -151,39 +148,63 @@ class TextReplayer:
 
     # --- one request -----------------------------------------------------------------------------
 
-    def _pupil(self, target: str) -> tuple[Backend, Lane] | None:
-        """The lane of a target that can be taught by text."""
+    def _pupils(self, target: str) -> list[tuple[Backend, list[tuple[Lane, NgramDrafts]]]]:
+        """The lanes of a target that can be taught by text, with how they draft, by backend."""
+        found: list[tuple[Backend, list[tuple[Lane, NgramDrafts]]]] = []
         for backend in self._router.backends:
-            for status in backend.lanes() if self._ours(backend) else ():
-                lane = status.lane
-                if lane.target == target and lane.strategy.drafters == ("ngram",):
-                    return backend, lane
-        return None
+            if isinstance(backend, DraftsNgrams):
+                lanes = [status.lane for status in backend.lanes() if status.lane.target == target]
+                told = [(lane, drafts) for lane in lanes if (drafts := backend.ngrams(lane)) is not None]
+                if told:
+                    found.append((backend, told))
+        return found
 
     async def _replay(self, heard: Heard) -> None:
         seen = heard.seen
-        found = self._pupil(seen.target)
         text = await asyncio.to_thread(reply_text, b"".join(heard.reply))
-        if found is None or not text:
+        pupils = self._pupils(seen.target) if text else []
+        if not pupils:
             self._leave_out(seen, "there is no text, or no lane to teach")
             return
-        backend, lane = found
-        source, ids = "tokens", None
-        if lane.id not in self._without_tokens:
+        facts = await asyncio.to_thread(read_facts, heard.dialect, heard.request)
+        said = "\n".join(turn.text for turn in facts.turns) if facts is not None else ""
+        limit = facts.max_tokens if facts is not None else None  # no server drafts beyond
+        for backend, lanes in pupils:
+            lane, drafts = lanes[0]
+            source, prompt, output = await self._cut(backend, lane, drafts.vocabulary, heard, said, text)
+            exact = source != "pieces"
+            if len(output) < 2 or (exact and not _plausible(output, seen.output_tokens)):
+                why = f"its text has {len(output)} tokens, but {seen.output_tokens} were counted"
+                self._leave_out(seen, why)
+                continue
+            if exact and len(output) == seen.output_tokens - 1:
+                output = [*output, END]
+            for lane, drafts in lanes:
+                drafter = NgramSimpleDrafter(drafts.size, drafts.longest)
+                result = await asyncio.to_thread(
+                    replay, prompt, output, drafter, drafts.longest, max_tokens=limit if exact else None
+                )
+                self._account.note(lane, seen, result)
+                self._policy.learn_replay(lane, seen, result, source)
+
+    async def _cut(
+        self, backend: Backend, lane: Lane, vocabulary: CutsTexts | None, heard: Heard, said: str, text: str
+    ) -> _Cut:
+        """Prompt and output as tokens, or as pieces where nobody cuts them; `said` is what is in the prompt,
+        without a template around it.
+
+        Raises:
+            BackendError: who cuts them did not answer, or not to this request.
+        """
+        if vocabulary is not None and vocabulary.usable:
+            prompt, output = await vocabulary.cut(said, text)
+            return "vocabulary", prompt, output
+        if vocabulary is None and lane.id not in self._without_tokens:
             ids = await self._tokens(backend, lane, heard, text)
-        if ids is None:
-            source, ids = "pieces", await asyncio.to_thread(_pieces, heard, text)
-        prompt, output = ids
-        if len(output) < 2 or (source == "tokens" and not _plausible(output, seen.output_tokens)):
-            self._leave_out(seen, f"its text has {len(output)} tokens, but {seen.output_tokens} were counted")
-            return
-        if source == "tokens" and len(output) == seen.output_tokens - 1:
-            output = [*output, END]
-        longest = lane.strategy.n_max or NGRAM_MAX
-        drafter = NgramSimpleDrafter(NGRAM_SIZE, longest)
-        result = await asyncio.to_thread(replay, prompt, output, drafter, longest)
-        self._account.note(lane, seen, result)
-        self._policy.learn_replay(lane, seen, result, source)
+            if ids is not None:
+                return "tokens", *ids
+        prompt, output = await asyncio.to_thread(pieces, said, text)
+        return "pieces", prompt, output
 
     async def _tokens(self, backend: Backend, lane: Lane, heard: Heard, text: str) -> tuple[_Ids, _Ids] | None:
         """Token ids of prompt and output; None where the server has no route for that.
@@ -220,12 +241,6 @@ def _chat(heard: Heard, body: dict[str, object]) -> dict[str, object]:
     facts = read_facts(heard.dialect, heard.request)
     turns = facts.turns if facts is not None else ()
     return {"messages": [{"role": turn.role, "content": turn.text} for turn in turns]}
-
-
-def _pieces(heard: Heard, text: str) -> tuple[_Ids, _Ids]:
-    facts = read_facts(heard.dialect, heard.request)
-    prompt, output = pieces("\n".join(t.text for t in facts.turns) if facts is not None else "", text)
-    return prompt, output
 
 
 def _plausible(output: Sequence[int], counted: int) -> bool:

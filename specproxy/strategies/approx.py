@@ -24,10 +24,15 @@ _PIECE = re.compile(r" ?[^\W\d_]{1,6}|\d| ?[^\w\s]{1,3}|\s+(?!\S)|\s+|_")
 _PRIOR_N = 10.0  # comparisons' worth of belief in no bias and in the prior spread
 _MEMORY = 300.0
 
-REPLAY_SOURCES = {"tokens": 0.03, "pieces": 0.10}
+REPLAY_SOURCES = {"tokens": 0.03, "vocabulary": 0.03, "pieces": 0.10}
 """What is replayed where the ids that were emitted can't be had, with the standard deviation that its
 ln(steps a token) is thought to have before anything was compared: ``tokens``, the text cut into tokens again by
-the server; ``pieces``, see above."""
+the server; ``vocabulary``, the text cut by the model's file, without the template around the messages;
+``pieces``, see above.
+
+On 43 answers of twelve kinds by SmolLM2, on llama-server's own n-gram lengths of 12 and 48 tokens, the replayed
+logarithm was off from what the server counted by 0.001 on average (standard deviation 0.006) from the server's
+cut, by 0.003 (0.012) from the vocabulary, and by 0.022 (0.147) from pieces. Between requests it was 0.435."""
 
 
 def pieces(*texts: str) -> tuple[list[int], ...]:

@@ -15,13 +15,14 @@ import pytest
 
 from specproxy.adapters import ollama_serve as module
 from specproxy.adapters.ask import get_json
-from specproxy.adapters.base import Backend, ServedModel, TellsDrafts, UpstreamRequest
+from specproxy.adapters.base import Backend, DraftsNgrams, ServedModel, TellsDrafts, UpstreamRequest
 from specproxy.adapters.endpoint import Endpoint
 from specproxy.adapters.http import HttpTransport, fetch
 from specproxy.adapters.managed import ManagedOptions
 from specproxy.adapters.memory import Budget
 from specproxy.adapters.ollama_serve import ManagedOllama, OllamaPlan, ServeLog, find_ollama, plan_ollama
 from specproxy.adapters.supervise import Backoff
+from specproxy.adapters.tokens import Tokenizer
 from specproxy.adapters.weights import Listener
 from specproxy.errors import ConfigError
 from specproxy.records import Dialect, Health, Lane
@@ -238,6 +239,27 @@ async def test_lanes_load_the_model_and_tell_what_became_of_drafts(blob: Path, p
             await asyncio.sleep(0.001)
         assert backend.take_drafts(lane.id) == (12, 9)
         assert backend.take_drafts(lane.id) == (0, 0)
+
+
+async def test_it_says_how_its_ngram_lane_drafts(
+    blob: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With llama-server's own lengths, and the model's file as the vocabulary, which ends with the lanes."""
+    closed: list[Tokenizer] = []
+
+    async def aclose(tokenizer: Tokenizer) -> None:
+        closed.append(tokenizer)
+
+    monkeypatch.setattr(Tokenizer, "aclose", aclose)
+    async with running(planned(blob, program=program)) as backend:
+        assert isinstance(backend, DraftsNgrams)
+        drafts = backend.ngrams(lane_of(backend, "ngram-simple"))
+        assert drafts is not None
+        assert (drafts.size, drafts.longest) == (12, 48)
+        assert isinstance(drafts.vocabulary, Tokenizer)
+        assert drafts.vocabulary.path == blob
+        assert backend.ngrams(lane_of(backend, "mtp")) is None
+    assert closed == [drafts.vocabulary]
 
 
 async def test_a_request_in_flight_is_known_until_it_is_over(blob: Path, program: Path) -> None:

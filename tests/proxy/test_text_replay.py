@@ -13,8 +13,9 @@ import numpy as np
 import orjson
 import pytest
 
+from specproxy.adapters.base import CutsTexts, NgramDrafts
 from specproxy.adapters.fake import FakeBackend, FakeExchange, respond
-from specproxy.errors import UpstreamClosed
+from specproxy.errors import BackendError, UpstreamClosed
 from specproxy.proxy.dialects import read_facts
 from specproxy.proxy.replayer import ReplayAccount
 from specproxy.proxy.reply_text import reply_text
@@ -75,18 +76,53 @@ class Clock:
         await asyncio.sleep(0)
 
 
+class Words:
+    """A vocabulary of words."""
+
+    def __init__(self, *, usable: bool = True, failures: int = 0) -> None:
+        self.usable, self.failures = usable, failures
+        self.asked: list[tuple[str, ...]] = []
+
+    async def cut(self, *texts: str) -> list[list[int]]:
+        self.asked.append(texts)
+        if self.failures:
+            self.failures -= 1
+            raise BackendError("the process has ended")
+        return [[sum(word.encode()) for word in text.split()] for text in texts]
+
+
+class Managed(FakeBackend):
+    """Llama-servers of ours, or Ollamas where there is a `vocabulary`."""
+
+    vocabulary: CutsTexts | None = None
+    size = 3
+
+    def ngrams(self, lane: Lane) -> NgramDrafts | None:
+        if lane.strategy.drafters != ("ngram",):
+            return None
+        return NgramDrafts(self.size, lane.strategy.n_max or 8, self.vocabulary)
+
+
 class School:
     """A replayer on a llama-server (fake) with some lanes, whose tokens are words."""
 
-    def __init__(self, *lanes: Lane, missing: tuple[str, ...] = (), **options: Any) -> None:
-        self.backend = FakeBackend("managed", lanes or (PLAIN, NGRAM), self._answer)
+    def __init__(
+        self,
+        *lanes: Lane,
+        missing: tuple[str, ...] = (),
+        make: type[FakeBackend] = Managed,
+        vocabulary: Words | None = None,
+    ) -> None:
+        self.backend = make("managed", lanes or (PLAIN, NGRAM), self._answer)
+        if isinstance(self.backend, Managed):
+            self.backend.vocabulary = vocabulary
         self.missing = missing
         self.broken = 0
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.pupil, self.account, self.clock = Pupil(), ReplayAccount(), Clock()
         self.router = Router([self.backend], self.pupil, rng=np.random.default_rng(1))
         self.replayer = TextReplayer(
-            self.router, self.pupil, self.account, clock=self.clock, pause=self.clock.pause, **options
+            self.router, self.pupil, self.account, clock=self.clock, pause=self.clock.pause
         )
 
     async def _answer(self, exchange: FakeExchange) -> None:
@@ -158,6 +194,65 @@ async def test_without_a_tokenizer_pieces_stand_for_tokens() -> None:
         assert asked == (1 if missing == "/apply-template" else 3)
 
 
+async def test_the_vocabulary_of_a_file_stands_in_for_routes() -> None:
+    """Of an Ollama nothing is asked; messages and answer are cut by its model's file."""
+    school = School(vocabulary=(words := Words()))
+    school.hear(counted=17)
+    await school.lesson()
+    assert (school.asked, words.asked) == ([], [(TEXT, TEXT + " ")])
+    [(lane, _, result, source)] = school.pupil.taught
+    assert (lane, source, result.tokens) == ("ngram", "vocabulary", 16)
+    assert result.accepted >= 8
+
+
+async def test_a_vocabulary_that_is_of_no_use_is_not_asked() -> None:
+    """Pieces stand for tokens then; one that fails this time costs this request its replay."""
+    school = School(vocabulary=(words := Words(usable=False)))
+    school.hear()
+    await school.lesson()
+    assert (school.asked, words.asked) == ([], [])
+    assert [source for *_, source in school.pupil.taught] == ["pieces"]
+    school = School(vocabulary=Words(failures=1))
+    school.hear(request_id="lost")
+    school.hear(request_id="next")
+    await school.lesson(2)
+    assert [(request, source) for _, request, _, source in school.pupil.taught] == [("next", "vocabulary")]
+    assert school.account.left_out == 1
+
+
+async def test_each_lane_is_taught_what_it_would_have_drafted() -> None:
+    """Lanes of one server with other lengths are taught from one cut, and lengths are the lane's own."""
+    short = replace(NGRAM, id="short", strategy=Strategy(("ngram",), 4), fingerprint="short")
+    school = School(PLAIN, NGRAM, short)
+    school.hear()
+    await school.lesson(2)
+    assert len(school.asked) == 3
+    by_lane = {lane: result for lane, _, result, _ in school.pupil.taught}
+    assert set(by_lane) == {"ngram", "short"}
+    assert len(by_lane["short"].widths) == 5 < len(by_lane["ngram"].widths)
+    school = School()
+    assert isinstance(school.backend, Managed)
+    school.backend.size = 12
+    school.hear()
+    await school.lesson()
+    assert school.pupil.taught[0][2].accepted == 0, "no twelve words stand twice before the end"
+
+
+async def test_no_server_drafts_beyond_the_limit_of_an_answer() -> None:
+    """So replay does not, where tokens are tokens."""
+    drafted = {}
+    for limit in (None, 15, 16):
+        school = School()
+        body = orjson.loads(chat()) | ({} if limit is None else {"max_tokens": limit})
+        seen = observation(PLAIN, output_tokens=15)
+        school.replayer.offer(
+            Heard(seen, Dialect.OPENAI_CHAT, orjson.dumps(body), said(TEXT.rpartition(" ")[0]))
+        )
+        await school.lesson()
+        drafted[limit] = school.pupil.taught[0][2].drafted
+    assert drafted[15] < drafted[16] <= drafted[None]
+
+
 async def test_other_tokens_than_were_counted_teach_nothing() -> None:
     """A text that was put together by the server (a tool call, cut thoughts) is not what the model said."""
     school = School()
@@ -197,7 +292,7 @@ def test_what_is_held_and_what_is_not() -> None:
     assert School().replayer.hold(School().ticket(body), body) == MOST_REPLY
     plain_only, engine, draft = (
         School(PLAIN),
-        School(ours=lambda _: False),
+        School(make=FakeBackend),
         replace(NGRAM, strategy=Strategy(("mtp",))),
     )
     for school in (plain_only, engine, School(PLAIN, draft), School(PLAIN, replace(NGRAM, target="other"))):
