@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.bench_learner import Outcome, gap, recovery
-from benchmarks.sim import oracle_path, play
+from benchmarks.sim import informed_path, oracle_path, play
 from benchmarks.stream import draw_stream, mean_ratio
 from benchmarks.world import World, WorldError, load_worlds
 from specproxy.strategies.baselines import AlwaysPlain, FixedLane, ThompsonOnly
@@ -180,6 +180,17 @@ def test_oracle_path_is_the_cheapest(load_s: float) -> None:
 
     best = min(cost(path) for path in itertools.product((0, 1), repeat=9))
     assert float(oracle_path(stream).sum()) == pytest.approx(best)
+
+
+def test_all_that_can_be_known_lies_between_the_oracle_and_any_lane() -> None:
+    """With free loads there is nothing to foresee; with dear ones nothing to switch; between, runs matter."""
+    for load_s, exact in ((0.0, True), (3.0, False), (1e4, True)):
+        stream = draw_stream(reload_world(load_s), 400, 7)
+        known, oracle = float(informed_path(stream).sum()), float(oracle_path(stream).sum())
+        fixed = [float(play(stream, FixedLane(name), 1).cost_s.sum()) for name in ("plain", "mtp")]
+        assert oracle <= known + 1e-6
+        assert known <= min(fixed) * 1.01
+        assert (known == pytest.approx(oracle)) == exact
 
 
 def test_events_change_lanes() -> None:
