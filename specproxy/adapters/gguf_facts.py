@@ -49,6 +49,7 @@ ENDS = ("BOS ids", "EOS ids", "add_bos flags", "add_eos flags")
 DIGEST_BLOCKS, DIGEST_BLOCK = 64, 4096
 KV_ELEMENT = 2  # bytes: the KV cache is F16 unless told otherwise
 STATE_ELEMENT = 4  # recurrent states are F32
+EXPERTS = re.compile(r"_exps\.|\.ffn_\w+\.\d+\.")  # a block's experts in one tensor; in old files one each
 PART = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -60,8 +61,9 @@ class ModelFacts:
     over the weights. `kv_bytes_per_token` holds for an F16 cache with every layer at full length, an upper
     bound where layers use a window. `state_bytes` is the recurrent state of one sequence.
 
-    Of a drafter that is made for one target, `target_embd` is the width of that target (0 where the file does
-    not say), and `markov` tells whether it has a Markov head.
+    `expert_bytes` are all experts' weights, those of MTP layers left out. Of a drafter that is made for one
+    target, `target_embd` is the width of that target (0 where the file does not say), and `markov` tells
+    whether it has a Markov head.
     """
 
     path: Path
@@ -96,6 +98,18 @@ class ModelFacts:
     chat_template: str | None
     target_embd: int = 0
     markov: bool = False
+    expert_bytes: int = 0
+
+    @property
+    def expert_share(self) -> float:
+        """Share of the bytes read for a token that are experts' weights; 0 for a model that has none.
+
+        Decoding is bound by reading, so this is the part of a step that grows where tokens pick other experts.
+        """
+        if not self.is_moe:
+            return 0.0
+        read = self.expert_bytes * self.expert_used_count / self.expert_count
+        return read / (self.weight_bytes - self.mtp_bytes - self.expert_bytes + read)
 
     @property
     def has_mtp(self) -> bool:
@@ -164,6 +178,7 @@ def _facts(parts: list[GgufFile]) -> ModelFacts:
         by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.nbytes
     mtp_layers = _mtp_layers(shape, tensors)
     dense = shape.number("leading_dense_block_count") >= max(1, shape.blocks - mtp_layers)
+    trunk = shape.blocks - mtp_layers
     experts = 0 if dense else shape.number("expert_count")  # experts of the MTP layers alone do not count
     vocab = "tokenizer.ggml."
     return ModelFacts(
@@ -191,7 +206,7 @@ def _facts(parts: list[GgufFile]) -> ModelFacts:
         expert_count=experts,
         expert_used_count=shape.number("expert_used_count") if experts else 0,
         mtp_layers=mtp_layers,
-        mtp_bytes=_bytes_from_block(tensors, shape.blocks - mtp_layers) if mtp_layers else 0,
+        mtp_bytes=_bytes_from_block(tensors, trunk) if mtp_layers else 0,
         standalone=any(tensor.name.startswith("blk.0.") for tensor in tensors),
         recurrent=shape.recurrent,
         kv_bytes_per_token=shape.kv_bytes_per_token(),
@@ -199,6 +214,7 @@ def _facts(parts: list[GgufFile]) -> ModelFacts:
         chat_template=fields.get("tokenizer.chat_template"),
         target_embd=shape.number("target_hidden_size"),
         markov=any(tensor.name == MARKOV_HEAD for tensor in tensors),
+        expert_bytes=sum(t.nbytes for t in tensors if EXPERTS.search(t.name) and _block(t.name) < trunk),
     )
 
 
@@ -250,11 +266,13 @@ def _mtp_layers(shape: _Shape, tensors: Iterable[TensorInfo]) -> int:
 
 
 def _bytes_from_block(tensors: Iterable[TensorInfo], first: int) -> int:
-    def block(name: str) -> int:
-        found = re.match(r"blk\.(\d+)\.", name)
-        return int(found[1]) if found else -1
+    return sum(tensor.nbytes for tensor in tensors if _block(tensor.name) >= first)
 
-    return sum(tensor.nbytes for tensor in tensors if block(tensor.name) >= first)
+
+def _block(name: str) -> int:
+    """The block that a tensor is in; -1 for one that is in none."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 def _quantisation(fields: Mapping[str, Any], by_type: Mapping[str, int]) -> str:

@@ -17,6 +17,7 @@ def lane_facts(lane: Lane, target: ModelFacts, draft: ModelFacts | None, slots: 
     return LaneFacts(
         experts=target.expert_count if target.is_moe else 0,
         experts_used=target.expert_used_count if target.is_moe else 0,
+        expert_share=target.expert_share,
         size_ratio=used.weight_bytes / target.weight_bytes if used is not None else None,
         same_family=used.architecture == target.architecture if used is not None and own else None,
         mtp_layers=target.mtp_layers,

@@ -102,6 +102,7 @@ def model_facts(model: ServedModel, facts: ModelFacts | None) -> LaneFacts:
     return LaneFacts(
         experts=facts.expert_count if facts.is_moe else 0,
         experts_used=facts.expert_used_count if facts.is_moe else 0,
+        expert_share=facts.expert_share,
         mtp_layers=facts.mtp_layers,
         layers=facts.block_count,
         slots=model.slots,

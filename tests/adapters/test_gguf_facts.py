@@ -99,6 +99,19 @@ def test_facts_agree_with_the_gguf_package(pair: CalibratedPair) -> None:
 def test_facts_of_a_mixture_of_experts(tmp_path: Path) -> None:
     facts = read_facts(write_pair(tmp_path, layers=2, regions=REGIONS, experts=8, experts_used=2).target)
     assert (facts.is_moe, facts.expert_count, facts.expert_used_count) == (True, 8, 2)
+    with GgufFile(facts.path) as file:
+        experts = [t for t in file.tensors.values() if t.name.endswith("_exps.weight")]
+    last = f"blk.{facts.block_count - 1}."  # the MTP block
+    assert {t.name.partition(".ffn")[0] for t in experts} >= {"blk.1", last.removesuffix(".")}
+    assert facts.expert_bytes == sum(t.nbytes for t in experts if not t.name.startswith(last)) > 0
+    dense = facts.weight_bytes - facts.mtp_bytes - facts.expert_bytes
+    assert facts.expert_share == pytest.approx(facts.expert_bytes / 4 / (dense + facts.expert_bytes / 4))
+
+
+def test_a_dense_model_reads_no_experts(pair: CalibratedPair) -> None:
+    """Those of its MTP block do not count."""
+    facts = read_facts(pair.target)
+    assert (facts.expert_bytes, facts.expert_share) == (0, 0.0)
 
 
 def test_an_mtp_key_without_its_tensors_is_no_mtp(tmp_path: Path) -> None:

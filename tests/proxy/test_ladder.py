@@ -19,7 +19,7 @@ from specproxy.proxy.ladder import Standing, climb, focus, model_facts, own_stra
 from specproxy.proxy.status import Rung
 from specproxy.records import Control, Lane, Strategy
 from specproxy.strategies.cost import LaneFacts
-from tests.support.model_facts import facts
+from tests.support.model_facts import GIB, facts
 
 URL = "http://127.0.0.1:8080"
 MODEL = ServedModel("m", path="/my models/m.gguf", ctx=8192, drafting=False)
@@ -91,7 +91,14 @@ def test_a_command_line_with_a_secret_is_not_given_back(secret: tuple[str, ...])
 def test_no_gain_is_promised_where_none_is_expected() -> None:
     """Drafting on a fast mixture of experts brings little: nobody is told to restart a server for that."""
     moe = Weights(
-        facts(expert_count=128, expert_used_count=8, mtp_layers=1, block_count=2, architecture="glm4moe")
+        facts(
+            expert_count=128,
+            expert_used_count=8,
+            expert_bytes=int(3.9 * GIB),
+            mtp_layers=1,
+            block_count=2,
+            architecture="glm4moe",
+        )
     )
     assert [command[:2] for command in commands(replace(LONE, weights=moe))] == [["specproxy", "start"]] * 2
     drafting = replace(MODEL, drafting=True)
@@ -218,7 +225,7 @@ def test_facts_for_the_learner_come_from_the_file_or_the_server() -> None:
     model = ServedModel("m", experts=8, experts_used=8, mtp_layers=1, slots=2)
     assert model_facts(model, None) == LaneFacts(mtp_layers=1, slots=2)
     assert model_facts(replace(model, experts_used=2), None) == LaneFacts(8, 2, mtp_layers=1, slots=2)
-    assert model_facts(model, facts(block_count=40)) == LaneFacts(layers=40, slots=2)
+    assert model_facts(model, facts(block_count=40)) == LaneFacts(expert_share=0.0, layers=40, slots=2)
 
 
 # --- presets of a router -----------------------------------------------------------------------------
