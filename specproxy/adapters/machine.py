@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import platform
+import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Gpu", "Memory", "available_memory", "gpus", "machine_id", "parse_gpus", "processor"]
+__all__ = [
+    "Gpu",
+    "Memory",
+    "available_memory",
+    "gpus",
+    "machine_id",
+    "memory_stalls",
+    "parse_gpus",
+    "processor",
+]
 
 CGROUP = Path("/sys/fs/cgroup")
+STALLS = (CGROUP / "memory.pressure", Path("/proc/pressure/memory"))
+SOME = re.compile(r"^some .*avg60=([\d.]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,19 @@ def _cgroup_left(root: Path) -> int | None:
         entries = dict(line.split() for line in stat.splitlines())
         return max(0, bound - used + int(entries.get(cache, 0)))
     return None
+
+
+def memory_stalls(files: Sequence[Path] = STALLS) -> float:
+    """Share of the last minute, 0 to 1, in which something here waited for memory that had to be read in again.
+
+    Free memory does not tell: mapped weights count as free until somebody needs them. 0 where the system does
+    not say (Linux does: docs.kernel.org, accounting/psi).
+    """
+    shares = [0.0]
+    for file in files:
+        with contextlib.suppress(OSError):
+            shares += [float(found[1]) / 100.0 for found in SOME.finditer(file.read_text())]
+    return max(shares)
 
 
 def gpus() -> tuple[Gpu, ...]:

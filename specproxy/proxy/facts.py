@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specproxy.adapters.gguf_facts import ModelFacts
 from specproxy.adapters.server_program import uses_draft_file
 from specproxy.records import Lane
 from specproxy.strategies.cost import LaneFacts
 
-__all__ = ["lane_facts"]
+__all__ = ["lane_facts", "pressed"]
+
+STALLED = 0.1  # of the time: then what lanes take is read again and again
+
+
+def pressed(facts: LaneFacts, lane: Lane, stalls: float) -> LaneFacts:
+    """The same with whether the lane's memory is short, by the share of time that went into waiting for it."""
+    return replace(facts, memory_pressure=stalls >= STALLED and lane.memory_bytes > 0)
 
 
 def lane_facts(lane: Lane, target: ModelFacts, draft: ModelFacts | None, slots: int) -> LaneFacts:

@@ -16,6 +16,7 @@ import numpy as np
 import structlog
 
 from specproxy import __version__
+from specproxy.adapters.machine import memory_stalls
 from specproxy.adapters.tasks import Tasks
 from specproxy.config import Settings
 from specproxy.errors import RequestError, StoreError
@@ -26,6 +27,7 @@ from specproxy.proxy.board import Board
 from specproxy.proxy.capture import CAPTURE_FILE, Capture
 from specproxy.proxy.dialects import dialect_of, read_facts
 from specproxy.proxy.engine_memory import EngineMemory
+from specproxy.proxy.facts import pressed
 from specproxy.proxy.fleet import Fleet
 from specproxy.proxy.forward import Limits
 from specproxy.proxy.guard import Guard
@@ -52,6 +54,7 @@ __all__ = ["Service"]
 
 SAVE_EVERY_S = 5.0
 WATCH_EVERY_S = 0.5
+MEMORY_EVERY_S = 30.0
 RECENT_SHOWN = 20  # latest requests that an open page is told of
 STATE_FILE = "state.db"
 ENGINE_FILE = "engine/workloads.json"
@@ -140,6 +143,7 @@ class Service:
         self._tasks.spawn(idle.run(), name="loads in idle time")
         self._tasks.spawn(self._save_regularly(), name="save statistics")
         self._tasks.spawn(self._watch_lanes(), name="watch lanes")
+        self._tasks.spawn(self._watch_memory(), name="watch memory")
         self._is_up = True
 
     async def aclose(self, force: asyncio.Event | None = None) -> None:
@@ -261,11 +265,17 @@ class Service:
 
     def _backends_changed(self) -> None:
         self.router.set_backends(self._fleet.backends)
-        for lane_id, facts in self._fleet.facts().items():
+        self._tell_facts()
+        self._log_lanes()
+
+    def _tell_facts(self) -> None:
+        """Tell the policy what it does not know yet about lanes."""
+        lanes, stalls = {status.lane.id: status.lane for status in self.router.lanes()}, memory_stalls()
+        for lane_id, known in self._fleet.facts().items():
+            facts = pressed(known, lanes[lane_id], stalls) if lane_id in lanes else known
             if self._facts.get(lane_id) != facts:
                 self._facts[lane_id] = facts
                 self.policy.set_facts(lane_id, facts)
-        self._log_lanes()
 
     async def _save_regularly(self) -> None:
         assert self._recorder is not None
@@ -274,6 +284,11 @@ class Service:
             self._recorder.save()
             if self._memory is not None:
                 await self._memory.save()
+
+    async def _watch_memory(self) -> None:
+        while True:
+            await asyncio.sleep(MEMORY_EVERY_S)
+            self._tell_facts()
 
     async def _watch_lanes(self) -> None:
         while True:

@@ -72,7 +72,8 @@ class LaneFacts:
         draft_cost: measured cost of one guess, in plain steps.
         n_max: longest draft, where the strategy doesn't say.
         slots: requests that the lane decodes at once; None if unknown.
-        memory_pressure: whether the lane's weights don't fit in memory beside the others.
+        memory_pressure: whether the lane's memory is short, so that what it takes is read in again and again:
+            weights that do not fit cost more than any draft saves.
     """
 
     experts: int = 0

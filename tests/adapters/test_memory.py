@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specproxy.adapters.machine import Gpu, available_memory, gpus, machine_id, parse_gpus, processor
+from specproxy.adapters.machine import (
+    Gpu,
+    available_memory,
+    gpus,
+    machine_id,
+    memory_stalls,
+    parse_gpus,
+    processor,
+)
 from specproxy.adapters.memory import MIB, Budget, LaneNeed, choose_ctx, lane_need, plan
 from specproxy.records import Strategy
 from tests.support.model_facts import facts
@@ -171,6 +179,20 @@ def test_a_version_1_cgroup_binds_too(tmp_path: Path) -> None:
     (tmp_path / "memory" / "memory.usage_in_bytes").write_text("6000\n")
     (tmp_path / "memory" / "memory.stat").write_text("cache 1\n")
     assert available_memory(tmp_path).available == 0
+
+
+def test_memory_stalls_are_read_where_the_system_tells_them(tmp_path: Path) -> None:
+    """The worse of the machine and its cgroup."""
+    machine, group, missing = (tmp_path / name for name in ("machine", "group", "missing"))
+    assert memory_stalls((missing,)) == 0.0
+    full = "full avg10=99.00 avg60=99.00 avg300=99.00 total=9"
+    machine.write_text(f"some avg10=40.00 avg60=2.50 avg300=0.10 total=12345\n{full}\n")
+    assert memory_stalls((machine, missing)) == 0.025
+    group.write_text(f"some avg10=0.00 avg60=31.00 avg300=0.00 total=1\n{full}\n")
+    assert memory_stalls((group, machine)) == 0.31
+    group.write_text("nothing of use")
+    assert memory_stalls((group,)) == 0.0
+    assert 0.0 <= memory_stalls() <= 1.0
 
 
 def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specproxy.proxy.facts import lane_facts
+from specproxy.proxy.facts import lane_facts, pressed
 from specproxy.records import Strategy, TempBucket
 from specproxy.strategies.cost import prior_ratio
 from tests.proxy.samples import PLAIN
@@ -25,6 +25,16 @@ def test_a_draft_is_known_by_its_size_and_family() -> None:
     assert (told.size_ratio, told.same_family, told.n_max, told.slots) == (0.125, True, 4, 2)
     assert lane_facts(DRAFT, DENSE, facts(architecture="qwen3"), 1).same_family is False
     assert lane_facts(MTP, facts(mtp_layers=1), small, 1).size_ratio is None
+
+
+def test_short_memory_is_held_against_lanes_that_take_some() -> None:
+    """By what the system says of the last minute; lanes without memory of their own are not concerned."""
+    told = lane_facts(MTP, DENSE, None, 1)
+    big = replace(MTP, memory_bytes=GIB)
+    assert pressed(told, big, 0.3).memory_pressure
+    assert not pressed(told, big, 0.01).memory_pressure
+    assert not pressed(told, MTP, 0.3).memory_pressure
+    assert pressed(pressed(told, big, 0.3), big, 0.0) == told
 
 
 def test_experts_are_known_by_the_bytes_that_a_token_reads() -> None:

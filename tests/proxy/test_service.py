@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ from structlog.testing import capture_logs
 
 from specproxy.config import Settings
 from specproxy.errors import ConfigError
+from specproxy.proxy import service as module
 from specproxy.proxy import sidecar
 from specproxy.proxy.service import STATE_FILE, Service
+from specproxy.records import Health, LaneStatus
+from specproxy.strategies.cost import LaneFacts
+from tests.proxy import samples
 from tests.support.client import RawClient, RawReply
 from tests.support.ports import free_port
+from tests.support.relay import settled
 from tests.support.server import openai_like
 from tests.support.upstream import Conn, Upstream
 
@@ -257,3 +263,20 @@ async def test_a_foreign_page_is_refused(tmp_path: Path) -> None:
         reply = await chat(service, Origin="https://evil.example")
         assert reply.status == 403
         assert "Origin" in json.loads(reply.content)["error"]["message"]
+
+
+async def test_short_memory_is_told_to_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within half a minute, and again once it is over."""
+    monkeypatch.setattr(module, "MEMORY_EVERY_S", 0.001)
+    stalls = [0.0]
+    monkeypatch.setattr(module, "memory_stalls", lambda: stalls[0])
+    heavy = replace(samples.NGRAM, memory_bytes=1 << 30)
+    async with running(settings(tmp_path, f"http://127.0.0.1:{free_port()}")) as service:
+        told: list[bool] = []
+        monkeypatch.setattr(service.policy, "set_facts", lambda lane, facts: told.append(facts.memory_pressure))
+        monkeypatch.setattr(service.router, "lanes", lambda: (LaneStatus(heavy, Health.READY),))
+        monkeypatch.setattr(service._fleet, "facts", lambda: {heavy.id: LaneFacts(slots=1)})
+        for n, share in enumerate((0.0, 0.5, 0.0), 1):
+            stalls[0] = share
+            await settled(lambda n=n: len(told) == n)
+        assert told == [False, True, False]
