@@ -15,7 +15,7 @@ from gguf.constants import LlamaFileType
 from specproxy.adapters.gguf_reader import GgufFile, TensorInfo
 from specproxy.errors import ModelFileError, PairError
 
-__all__ = ["ModelFacts", "check_pair", "digest_file", "read_facts"]
+__all__ = ["ASSISTANTS", "MTP_ARCHITECTURES", "ModelFacts", "check_pair", "digest_file", "read_facts"]
 
 MTP_ARCHITECTURES = frozenset(
     {
@@ -29,9 +29,12 @@ MTP_ARCHITECTURES = frozenset(
         "hy_v3",
         "mimo2",
     }
-    | {"nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp", "step35", "gemma4-assistant"}
+    | {"glm5-next", "nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp", "step35"}
 )
-"""Architectures for which llama.cpp has a graph for the MTP block (b11434)."""
+"""Architectures for which llama-server has a graph for the MTP block (b11549)."""
+
+ASSISTANTS = {"gemma4-assistant": "gemma4"}
+"""Drafters that attend to the target's own KV cache, and the targets that have such a cache."""
 
 SIDECAR_TYPES = {
     "gemma4-assistant": "draft-mtp",
@@ -212,7 +215,7 @@ def _facts(parts: list[GgufFile]) -> ModelFacts:
         kv_bytes_per_token=shape.kv_bytes_per_token(),
         state_bytes=shape.state_bytes(),
         chat_template=fields.get("tokenizer.chat_template"),
-        target_embd=shape.number("target_hidden_size"),
+        target_embd=shape.number("embedding_length_out" if arch in ASSISTANTS else "target_hidden_size"),
         markov=any(tensor.name == MARKOV_HEAD for tensor in tensors),
         expert_bytes=sum(t.nbytes for t in tensors if EXPERTS.search(t.name) and _block(t.name) < trunk),
     )
@@ -241,6 +244,8 @@ class _Shape:
 
     def kv_bytes_per_token(self) -> int:
         """K and V rows of all attention layers."""
+        if self._arch in ASSISTANTS:
+            return 0  # its layers read the target's
         head = self.embd // max(1, *self.heads)
         rows = (self.number("attention.key_length") or head) + (self.number("attention.value_length") or head)
         per_block = self.kv_heads if len(self.kv_heads) > 1 else self.kv_heads * self.blocks
@@ -320,13 +325,31 @@ def check_pair(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...]:
         )
     if draft.sidecar_type is None:
         _check_vocabulary(target, draft)
-    elif draft.target_embd not in (0, target.embd):
-        raise PairError(
-            f"{draft.path.name} is made for a target that is {draft.target_embd} wide; "
-            f"{target.path.name} is {target.embd}",
-            hint="take the drafter that was trained for this very model",
-        )
+    else:
+        _check_sidecar(target, draft)
     return tuple(_doubts(target, draft))
+
+
+def _check_sidecar(target: ModelFacts, draft: ModelFacts) -> None:
+    """Check that a drafter that is no model of its own was made for such a target."""
+    checks = [("that is {} wide", draft.target_embd, target.embd)]
+    if draft.sidecar_type == "draft-mtp":
+        if draft.architecture not in ASSISTANTS:
+            checks = [("that is {} wide", draft.embd, target.embd)]
+        checks.append(("of {} tokens", draft.vocab_size, target.vocab_size))
+        made_for = ASSISTANTS.get(draft.architecture, draft.architecture)
+        if made_for != target.architecture:
+            raise _misfit(draft, f"of the architecture {made_for}", target, target.architecture)
+    for what, theirs, ours in checks:
+        if theirs not in (0, ours):
+            raise _misfit(draft, what.format(theirs), target, ours)
+
+
+def _misfit(draft: ModelFacts, made_for: str, target: ModelFacts, ours: object) -> PairError:
+    return PairError(
+        f"{draft.path.name} is made for a target {made_for}; {target.path.name} is {ours}",
+        hint="take the drafter that was trained for this very model",
+    )
 
 
 def _check_vocabulary(target: ModelFacts, draft: ModelFacts) -> None:

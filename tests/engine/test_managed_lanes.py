@@ -22,6 +22,7 @@ from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.managed import ManagedOptions, plan_managed
 from specproxy.errors import ConfigError, PairError
 from specproxy.records import Health
+from tests.support.assistant import write_assistant
 from tests.support.calibrated import CalibratedPair
 from tests.support.eagle3 import write_eagle3
 
@@ -101,6 +102,25 @@ async def test_eagle3_drafts_as_calculated(tmp_path: Path, binary: Path | None) 
         timings = reply["timings"]
         assert isinstance(timings, dict)
         expected = pair.expect(region, "mtp", TOKENS, start=3)  # its guesses are those of an MTP block
+        assert (timings["draft_n"], timings["draft_n_accepted"]) == (expected.drafted, expected.accepted)
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("binary", programs())
+async def test_an_assistant_drafts_as_calculated(tmp_path: Path, binary: Path | None) -> None:
+    """It reads its target's cache; the embedded engine has the same counts (`test_assistant`)."""
+    pair = write_assistant(tmp_path)
+    plan = plan_managed(options(pair, llama_server=binary, strategies=("draft",)))
+    backend = plan.backend()
+    await backend.start()
+    await backend.settled()
+    assert [status.health for status in backend.lanes()] == [Health.READY] * 2
+    for region in ("json", "edit", "prose"):
+        reply = await say(backend, "draft", "give a list of words " + pair.marker(region, 3))
+        assert reply["content"] == pair.text(region, TOKENS, 3)
+        timings = reply["timings"]
+        assert isinstance(timings, dict)
+        expected = pair.expect(region, "mtp", TOKENS, start=3)
         assert (timings["draft_n"], timings["draft_n_accepted"]) == (expected.drafted, expected.accepted)
     await backend.aclose()
 

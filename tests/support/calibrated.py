@@ -310,7 +310,9 @@ class _Net:
         ftype: str,
         ctx: int,
         kv_heads: int | None = None,
+        embed: float = 1.0,
     ) -> None:
+        """`embed` scales the table of embeddings, which is left out if it is 0."""
         if embd % 64:
             raise ValueError(f"the width must be a multiple of 64, not {embd}")
         self.pair, self.vocab = pair, pair.vocabulary
@@ -322,7 +324,8 @@ class _Net:
         self.direction = self._directions()
         self.writer = gguf.GGUFWriter(path, arch)
         self._metadata(arch, ctx)
-        self.put("token_embd.weight", self._embedding())
+        if embed:
+            self.put("token_embd.weight", np.float32(embed) * self._embedding())
         self.put("output_norm.weight", np.ones(embd, np.float32))
 
     def _directions(self) -> Floats:
@@ -387,8 +390,13 @@ class _Net:
         """Dimension of a region's flag, `turn` MTP blocks behind the target."""
         return FLAG + (r + turn) % len(self.pair.regions)
 
-    def output_matrix(self, after: Ids, *, branches: bool, turn: int = 0) -> Floats:
-        """Matrix (n_vocab, embd) that scores `after[t]` highest behind t if the region's flag is there."""
+    def output_matrix(
+        self, after: Ids, *, branches: bool, turn: int = 0, decoy: float = DECOY, level: float = LEVEL
+    ) -> Floats:
+        """Matrix (n_vocab, embd) that scores `after[t]` highest behind t if the region's flag is there.
+
+        The flag stands at `level` then; a higher weight of a `decoy` needs more of it.
+        """
         vocab = self.vocab
         out = np.zeros_like(self.direction)
         step = np.float32(
@@ -403,24 +411,24 @@ class _Net:
                 out[own, self.flag(r, turn)] = OWN
             foreign = np.setdiff1d(steady, words)
             for k, token in enumerate(words[::DECOY_EVERY] if len(foreign) else ()):
-                out[foreign[37 * k % len(foreign)]] += DECOY * self.direction[token]
+                out[foreign[37 * k % len(foreign)]] += decoy * self.direction[token]
             for token in np.concatenate([words, vocab.openers[r], vocab.markers[r]]):
                 target = after[token]
                 out[target] += TRUE * self.direction[token]
                 for b in range(1, region.branches if branches else 1):
                     other = words[(target - words[0] + 13 * b) % region.period]
                     out[other] += (TRUE - b * step) * self.direction[token]
-        self._settle(out, after, turn)
+        self._settle(out, after, turn, level)
         return out
 
-    def _settle(self, out: Floats, after: Ids, turn: int) -> None:
+    def _settle(self, out: Floats, after: Ids, turn: int, level: float) -> None:
         """Push apart the few successors that crosstalk between random directions has made ambiguous."""
         for r, region in enumerate(self.pair.regions):
             if region.branches > 1:
                 continue
             tokens = np.concatenate([self.vocab.words[r], self.vocab.openers[r], self.vocab.markers[r]])
             state = DIRECTION * self.direction[tokens]
-            state[:, CONST] = state[:, self.flag(r, turn)] = LEVEL
+            state[:, CONST], state[:, self.flag(r, turn)] = LEVEL, level
             state *= np.float32(np.sqrt(self.embd)) / np.linalg.norm(state, axis=1, keepdims=True)
             rows = np.arange(len(tokens))
             for _ in range(30):

@@ -29,7 +29,7 @@ class ChainedDrafter:
 
     Attributes:
         context: the one that makes the first guess.
-        contexts: all of them by name, each with a cache that holds the same positions.
+        contexts: those by name that have a cache to be kept in step, each holding the same positions.
         room: tokens to be caught up with that one decode can take.
     """
 
@@ -40,6 +40,11 @@ class ChainedDrafter:
         self.contexts = {self.name: context}
         self.batch = batch
         self.room = batch.size
+
+    @property
+    def native_s(self) -> float:
+        """Seconds spent in llama.cpp's decodes so far."""
+        return sum(context.native_s for context in {self.context, *self.contexts.values()})
 
     def missing(self, sequence: Sequence) -> int:
         """Tokens that the cache lacks, the newest one included."""

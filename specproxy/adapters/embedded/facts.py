@@ -9,17 +9,23 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.types import ModelCard
 from specproxy.adapters.embedded.vocabulary import Vocabulary
-from specproxy.adapters.gguf_facts import ModelFacts
+from specproxy.adapters.gguf_facts import MTP_ARCHITECTURES, ModelFacts
 from specproxy.errors import ConfigError, ModelFileError
 from specproxy.records import Strategy
 
-__all__ = ["MTP_CHAINS", "check_memory", "memory_needs", "model_card", "strategies"]
+__all__ = ["MTP_CHAINS", "MTP_GRAPHS", "check_memory", "memory_needs", "model_card", "strategies"]
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 MTP_CHAINS = frozenset({"hy_v3", "mimo2", "step35"})
 """Architectures whose MTP graph runs the head that a context chooses (llama-cpp-python 0.3.36).
 
 The others' graphs assert that there is one head only, which ends the process.
+"""
+
+MTP_GRAPHS = MTP_ARCHITECTURES - {"glm5-next", "qwen4exp"}
+"""Architectures that this binding's llama.cpp has a graph for (llama-cpp-python 0.3.36).
+
+For others it would run the whole model's graph on a cache that lacks the model's layers.
 """
 
 MIB = 1 << 20
@@ -39,13 +45,20 @@ def strategies(limits: Mapping[str, int]) -> tuple[Strategy, ...]:
 
 
 def memory_needs(
-    target: ModelFacts, draft: ModelFacts | None, options: EngineOptions, *, context: int, states: int
+    target: ModelFacts,
+    draft: ModelFacts | None,
+    head: ModelFacts | None,
+    options: EngineOptions,
+    *,
+    context: int,
+    states: int,
 ) -> dict[str, int]:
     """Bytes that weights, caches and recurrent states take, draft and MTP head by themselves.
 
     Args:
         target: facts about the target.
         draft: facts about the draft model, if there is one.
+        head: facts about the file whose prediction head runs, if one does: the target's own, or another one.
         options: sizes and cache types.
         context: tokens for each sequence.
         states: recurrent states kept for rollback, beside the current one.
@@ -56,16 +69,16 @@ def memory_needs(
     def cache(facts: ModelFacts) -> int:
         return int(facts.kv_bytes_per_token * cells * wide)
 
-    heads = target.mtp_layers
-    mtp = target.has_mtp and options.mtp and (heads == 1 or target.architecture in MTP_CHAINS)
+    own = head is not None and head.path == target.path
     needs = {
-        "weights": target.weight_bytes - (0 if mtp else target.mtp_bytes),
+        "weights": target.weight_bytes - (0 if own else target.mtp_bytes),
         "kv": cache(target),
         "states": target.state_bytes * options.parallel * (1 + states),
     }
-    if mtp:
+    if head is not None:
         # every head of a chain has a context, whose cache has the layers of all heads
-        needs["mtp"] = heads * heads * cache(target) // max(1, target.block_count)
+        rows = head.mtp_layers**2 * cache(head) // max(1, head.block_count)
+        needs["mtp"] = rows + (0 if own else head.weight_bytes)
     if draft is not None:
         needs["draft"] = draft.weight_bytes + cache(draft)
     return needs

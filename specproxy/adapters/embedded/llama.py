@@ -244,7 +244,8 @@ class ContextParams:
     """How to decode. `cells` is the size of the KV cache, shared by all sequences.
 
     `outputs` is the most logits rows in one decode. `states` is how many recurrent states are kept for
-    rollback. `pooling` is a llama_pooling_type, for embeddings only.
+    rollback. `pooling` is a llama_pooling_type, for embeddings only. `other` is the
+    target's context for a drafter that reads its cache and its embeddings; it has to be closed last.
     """
 
     cells: int
@@ -261,6 +262,7 @@ class ContextParams:
     offload_kqv: bool = True
     mtp: bool = False
     pooling: int | None = None
+    other: Context | None = None
 
 
 class Context:
@@ -294,10 +296,12 @@ class Context:
             raw.type_v = params.type_v
         if params.mtp:
             raw.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
+        if params.other is not None:
+            raw.ctx_other = params.other.handle
         if params.pooling is not None:
             raw.embeddings, raw.pooling_type = True, params.pooling
         with captured_log():
-            self.handle = lib.llama_init_from_model(model.handle, raw)
+            self.handle: Any = lib.llama_init_from_model(model.handle, raw)
             if not self.handle:
                 raise ModelFileError(
                     f"no context of {params.cells} tokens for {model.path}: {_reason()}",

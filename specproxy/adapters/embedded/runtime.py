@@ -12,11 +12,18 @@ from llama_cpp import llama_cpp as lib
 from specproxy.adapters.embedded.batch import Batch
 from specproxy.adapters.embedded.drafters import ChainedDrafter, DraftModel, MtpChain, MtpHead
 from specproxy.adapters.embedded.environment import huge_pages
-from specproxy.adapters.embedded.facts import MTP_CHAINS, check_memory, memory_needs, model_card
+from specproxy.adapters.embedded.facts import (
+    MTP_CHAINS,
+    MTP_GRAPHS,
+    check_memory,
+    memory_needs,
+    model_card,
+)
 from specproxy.adapters.embedded.llama import Context, ContextParams, DecodeError, Model, nextn_missing
+from specproxy.adapters.embedded.mtp_assistant import MtpAssistant
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.vocabulary import Vocabulary
-from specproxy.adapters.gguf_facts import check_pair, read_facts
+from specproxy.adapters.gguf_facts import ASSISTANTS, ModelFacts, check_pair, read_facts
 from specproxy.errors import ModelFileError
 
 __all__ = ["Runtime"]
@@ -81,11 +88,15 @@ class Runtime:
                 log.warning("%s", warning)
         self.draft_digest = "" if draft is None else draft.digest
         self._sidecar = "" if draft is None else draft.sidecar_type or ""
+        self._head: ModelFacts | None = self.facts if self.facts.mtp_layers else None  # whose file has a head
+        if self._sidecar == "draft-mtp":
+            self._head = draft
         if self._sidecar:
-            draft = None  # it is not loaded
+            draft = None  # it is no model to draft with by itself
+        own_head = self._head is self.facts and options.mtp and not self._no_head()
         train = self.facts.context_length or DEFAULT_CONTEXT
         self.per_sequence = options.context or min(train, DEFAULT_CONTEXT)
-        self.target = self._model(options.model, options, mtp=options.mtp and not self._no_head())
+        self.target = self._model(options.model, options, mtp=own_head)
         if not self.target.generates:
             raise ModelFileError(f"{options.model} is not a causal language model")
         self._most = dict(self.usual)
@@ -93,7 +104,8 @@ class Runtime:
             self._most = {name: max(n, CAPACITY[name]) for name, n in self.usual.items()}
         self.longest = longest = max(self._most.values())
         states = longest if self.target.recurrent else 0
-        self.memory = memory_needs(self.facts, draft, options, context=self.per_sequence, states=states)
+        head = self._head if options.mtp and not self._no_head() else None
+        self.memory = memory_needs(self.facts, draft, head, options, context=self.per_sequence, states=states)
         if not options.weights.gpu_layers:
             check_memory(self.memory, psutil.virtual_memory().available, self.per_sequence, options.parallel)
         self.cache_bytes = sum(self.memory.get(name, 0) for name in ("kv", "mtp")) + (
@@ -121,18 +133,20 @@ class Runtime:
         if why := self._load_mtp(options):
             self.refused["mtp"] = why
         else:
-            heads = self.facts.mtp_layers  # one can go on from its own rows, each of several guesses once
+            assert self._head is not None
+            heads = self._head.mtp_layers  # one can go on from its own rows, each of several guesses once
             self.limits["mtp"] = min(self._most["mtp"], longest, heads if heads > 1 else longest)
 
     def _load_draft(self, options: EngineOptions) -> str:
         """Set up the draft model; returns why not, if not."""
         if options.draft is None:
             return "no draft model was given"
+        if self._sidecar == "draft-mtp":
+            return "the draft file is a prediction head, which strategy 'mtp' runs"
         if self._sidecar:
-            # it has no text model of its own: it reads the target's hidden rows or caches
             return (
-                f"a drafter of the kind {self._sidecar} cannot run in this engine, which hands neither the "
-                "target's cache nor its hidden rows to a second model; managed lanes can run it"
+                f"a drafter of the kind {self._sidecar} cannot run in this engine, which gives no rows "
+                "of the target's inner layers to a second model; managed lanes can run it"
             )
         model = self._model(options.draft, options)
         if model.recurrent:
@@ -156,29 +170,40 @@ class Runtime:
             return f"its prediction head cannot be run: {error}"
         return ""
 
-    def _heads(self, options: EngineOptions) -> MtpHead:
-        """The target's prediction head, or a chain of them."""
-        heads, width = self.facts.mtp_layers, self.target.n_embd
+    def _heads(self, options: EngineOptions) -> ChainedDrafter:
+        """The prediction head, or a chain of them, in the target's file or in one of its own."""
+        head, width = self._head, self.target.n_embd
+        assert head is not None
+        model = self.target
+        if head is not self.facts:
+            model = self._model(head.path, options, mtp=True)
+            if model.n_embd != width:
+                raise ModelFileError(f"its rows are {model.n_embd} wide, and the target's {width}")
+        if head.architecture in ASSISTANTS:
+            return MtpAssistant(
+                self._context(model, options, outputs=self.slots, mtp=True), Batch(self.slots, width)
+            )
+        heads = head.mtp_layers
         if heads == 1:
-            context = self._context(self.target, options, outputs=self.slots, mtp=True)
+            context = self._context(model, options, outputs=self.slots, mtp=True)
             return MtpHead(context, Batch(options.batch, width))
         guesses = options.parallel * (heads - 1)
         outputs = max(self.slots, guesses)
-        contexts = [self._context(self.target, options, outputs=outputs, mtp=True) for _ in range(heads)]
+        contexts = [self._context(model, options, outputs=outputs, mtp=True) for _ in range(heads)]
         return MtpChain(contexts, Batch(options.batch + guesses, width), guesses)
 
     def _no_head(self) -> str:
-        """Why the target has no MTP head that can be used, or an empty text."""
-        heads = self.facts.mtp_layers
-        if heads == 0:
+        """Why there is no MTP head that can be used, or an empty text."""
+        if self._head is None:
             return "the model has no multi-token-prediction head"
-        if not self.facts.has_mtp:
-            return f"llama.cpp has no multi-token prediction for {self.facts.architecture}"
-        if heads > 1 and self.facts.architecture not in MTP_CHAINS:
+        heads, architecture = self._head.mtp_layers, self._head.architecture
+        if architecture not in MTP_GRAPHS and architecture not in ASSISTANTS:
+            return f"this llama-cpp-python has no multi-token prediction for {architecture}"
+        if heads > 1 and architecture not in MTP_CHAINS:
             # llama-server cannot do it either: it ends at the graph's assertion
             return (
                 f"the model chains {heads} prediction heads, and llama.cpp runs one alone for "
-                f"{self.facts.architecture} (several for {', '.join(sorted(MTP_CHAINS))})"
+                f"{architecture} (several for {', '.join(sorted(MTP_CHAINS))})"
             )
         if missing := nextn_missing():
             log.warning("no multi-token prediction: %s", missing)
@@ -222,6 +247,7 @@ class Runtime:
                 type_v=_cache_type(options.type_v),
                 offload_kqv=options.offload_kqv,
                 mtp=mtp,
+                other=self.context if mtp else None,
             ),
         )
         self._closers.append(context)
@@ -230,8 +256,7 @@ class Runtime:
     @property
     def native_s(self) -> float:
         """Seconds spent in llama.cpp's decodes so far."""
-        own = [context for drafter in self.drafters.values() for context in drafter.contexts.values()]
-        return sum(context.native_s for context in (self.context, *own))
+        return self.context.native_s + sum(drafter.native_s for drafter in self.drafters.values())
 
     def close(self) -> None:
         """Free everything; idempotent."""

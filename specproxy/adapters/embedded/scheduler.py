@@ -6,7 +6,8 @@ with its draft, and a part of the prompts that are still to be processed, throug
 The MTP cache is kept in step for exactly the requests whose strategy may use it: the head needs a hidden row
 for every position, so starting it late would mean going through the text again. A request that may use it
 therefore reuses only as much of a cached prefix as the MTP cache covers. Under ``auto`` it goes without the
-head instead if more than `MTP_GAP` tokens would have to be processed again for it.
+head instead if more than `MTP_GAP` tokens would have to be processed again for it. A head that reads the
+target's cache has none of its own, and none of these cares.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._runtime.options.parallel:
             sequence = self._waiting.popleft()
-            mtp = "mtp" in sequence.drafters
+            mtp = "mtp" in sequence.drafters and bool(self._runtime.drafters["mtp"].contexts)
             choice = self._slots.choose(sequence.tokens, mtp=mtp)
             if mtp and "auto" in sequence.request.strategy.drafters:
                 without = self._slots.choose(sequence.tokens, mtp=False)
@@ -183,7 +184,7 @@ class Scheduler:
             sequence.begin()
             sequence.slot = choice.slot
             sequence.cached = self._slots.place(choice, sequence.tokens, mtp=mtp)
-            if mtp:
+            if "mtp" in sequence.drafters:
                 sequence.hidden = HiddenRows(self._runtime.target.n_embd)
                 sequence.hidden.reset(start=choice.slot.n_mtp == 0)
             if "ngram" in sequence.drafters:

@@ -59,6 +59,11 @@ class HiddenRows:
         if start:
             self.push(np.zeros((1, self._rows.shape[1]), np.float32))
 
+    def newest(self) -> Floats:
+        """The last row, shape (1, width), valid until the next call; those before it are removed."""
+        self.take(self.n - 1)
+        return self._rows[:1]
+
     def take(self, count: int) -> Floats:
         """The first `count` rows, removed."""
         taken = self._rows[:count].copy()

@@ -346,7 +346,7 @@ def test_memory_counts_every_heads_cache(engine: ByHand, chain: CalibratedPair) 
     """Each of the heads' contexts holds the layers of all heads."""
     facts = read_facts(chain.target)
     options = EngineOptions(chain.target, parallel=2)
-    needs = memory_needs(facts, None, options, context=256, states=0)
+    needs = memory_needs(facts, None, facts, options, context=256, states=0)
     layer = facts.kv_bytes_per_token // facts.block_count * 2 * 256
     assert needs["mtp"] == chain.mtp_blocks**2 * layer
     engine.run(request(prompt(engine, chain, "json"), "mtp", tokens=40))

@@ -332,8 +332,8 @@ async def test_a_model_without_a_head_refuses_mtp_by_name(pair: CalibratedPair) 
 
 
 async def test_a_drafter_that_is_no_model_is_refused_by_name(pair: CalibratedPair, tmp_path: Path) -> None:
-    sidecar = tmp_path / "assistant.gguf"
-    writer = gguf.GGUFWriter(sidecar, "gemma4-assistant")
+    sidecar = tmp_path / "eagle3.gguf"
+    writer = gguf.GGUFWriter(sidecar, "eagle3")
     writer.add_block_count(1)
     writer.add_embedding_length(64)
     writer.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
@@ -343,8 +343,8 @@ async def test_a_drafter_that_is_no_model_is_refused_by_name(pair: CalibratedPai
     writer.close()
     engine = LlamaEngine(replace(options(pair), draft=sidecar))
     await engine.start()
-    assert "draft-mtp cannot run in this engine" in engine.card.refused["draft"]
-    assert "neither the target's cache nor its hidden rows" in engine.card.refused["draft"]
+    assert "draft-eagle3 cannot run in this engine" in engine.card.refused["draft"]
+    assert "the target's inner layers" in engine.card.refused["draft"]
     assert "draft" not in engine.card.memory
     ids, _ = await collect(engine, request(prompt(engine, pair, "json"), "mtp", tokens=10))
     assert ids == pair.text_ids("json", 10)
