@@ -16,7 +16,13 @@ EMBD, HEADS, LAYERS, FF, WORDS, CONV = 64, 4, 2, 128, 400, 4
 
 
 def write_random(
-    path: Path, *, arch: str = "llama", seed: int = 0, noise: float = 0.0, mtp_blocks: int = 0
+    path: Path,
+    *,
+    arch: str = "llama",
+    seed: int = 0,
+    noise: float = 0.0,
+    mtp_blocks: int = 0,
+    window: int = 2048,
 ) -> Path:
     """Write a model in F32.
 
@@ -27,6 +33,7 @@ def write_random(
         seed: of the weights.
         noise: share of other random weights mixed in: a draft model that agrees now and then.
         mtp_blocks: how many of them.
+        window: tokens that one of the blocks looks back, if it is one of ``step35`` and ``mimo2``.
     """
     rng, other = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     tokens = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
@@ -48,7 +55,7 @@ def write_random(
         writer.add_uint32(f"{arch}.nextn_predict_layers", mtp_blocks)
         writer.add_expert_feed_forward_length(FF)
     if arch in ("step35", "mimo2"):
-        writer.add_sliding_window(2048)
+        writer.add_sliding_window(window)
         writer.add_sliding_window_pattern([block == 1 for block in range(LAYERS + mtp_blocks)])
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(EMBD // HEADS)

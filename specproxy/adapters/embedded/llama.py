@@ -173,6 +173,9 @@ class Model:
         self.n_embd = int(lib.llama_model_n_embd_out(self.handle))
         self.n_layer = int(lib.llama_model_n_layer(self.handle))
         self.train_context = int(lib.llama_model_n_ctx_train(self.handle))
+        self.window = int(
+            lib.llama_model_n_swa(self.handle)
+        )  # tokens that some layers look back; 0: none is limited
         self.mtp_heads = int(lib.llama_model_n_layer_nextn(self.handle))
         self.recurrent = bool(
             lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle)
@@ -399,6 +402,16 @@ class Context:
     def last_position(self, seq: int) -> int:
         """The last position that the cache holds of a sequence, or -1."""
         return int(lib.llama_memory_seq_pos_max(self._memory, seq))
+
+    def covers(self, seq: int, end: int) -> bool:
+        """Whether the cache of a sequence that is cut at `end` holds all that token number `end` looks at.
+
+        Layers with a window keep what is behind it neither when they are saved nor when others need the cells.
+        """
+        if not end or not self.model.window:
+            return True
+        first = int(lib.llama_memory_seq_pos_min(self._memory, seq))
+        return 0 <= first <= max(0, end + 1 - self.model.window)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -58,7 +58,7 @@ class Slots:
             start = max(min(source.n_mtp, common, start + 1) - 1, 0)
         keep = {"draft": min(source.n_draft, common), "mtp": min(source.n_mtp, start + 1 if mtp else start)}
         fits = self._cut(slot, start) if slot is source else self._copy(source, slot, start, keep)
-        if not fits:
+        if not (fits and self._covered(slot, start, keep, mtp=mtp)):
             self.forget(slot)
             start, keep = 0, {"draft": 0, "mtp": 0}
         slot.tokens, slot.n, slot.busy = tokens, start, True
@@ -100,6 +100,16 @@ class Slots:
         """Memory that parked sequences take."""
         return sum(slot.parked_bytes for slot in self._slots)
 
+    def _covered(self, slot: Slot, start: int, keep: dict[str, int], *, mtp: bool) -> bool:
+        """Whether the caches hold all that the next token looks at; a drafter that can begin anew does so."""
+        for name, drafter in self._runtime.drafters.items():
+            if not all(context.covers(slot.id, keep[name]) for context in drafter.contexts.values()):
+                if mtp and name == "mtp":
+                    return False
+                drafter.forget(slot)
+                keep[name] = 0
+        return self._runtime.context.covers(slot.id, start)
+
     # --- parking -------------------------------------------------------------------------------------
 
     def _park_idle(self, but: Slot | None = None) -> None:
@@ -111,7 +121,12 @@ class Slots:
                 self._park(slot, but)
 
     def _park(self, slot: Slot, but: Slot | None) -> None:
-        """Copy a slot's cells to memory and free them; without enough memory it stays where it is."""
+        """Copy a slot's cells to memory and free them; without enough memory it stays where it is.
+
+        So does text that is longer than a window of the model.
+        """
+        if any(0 < context.model.window < count for _, context, count in self._held(slot)):
+            return  # what is behind a window would not be saved, and a prompt could go on from the end alone
         size = sum(context.state_bytes(slot.id) for _, context, _ in self._held(slot))
         limit = self._runtime.cache_bytes
         if size > min(limit, MEMORY_SHARE * psutil.virtual_memory().available):

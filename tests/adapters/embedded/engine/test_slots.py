@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.support.calibrated import CalibratedPair
 from tests.support.embedded import ByHand, reference, request
-from tests.support.random_model import EMBD
+from tests.support.random_model import EMBD, write_random
 
 # isort: split
 from specproxy.adapters.embedded.llama import Context
@@ -216,3 +217,33 @@ def test_cells_that_come_back_wrong_show(
     monkeypatch.setattr(Context, "restore", faulty)
     (again,) = random.run(request(first, tokens=20))
     assert again.ids != reference(noisy[0], first, 20)
+
+
+@pytest.mark.parametrize("fault", ["", "window unknown", "overwritten cells"])
+def test_behind_a_window_nothing_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Layers that look back 24 tokens keep no more of a text that is parked, or whose cells others took.
+
+    Prompts begin like each other for a while. Each gets the text that it gets with empty caches.
+    """
+    model = write_random(tmp_path / "windowed.gguf", arch="step35", mtp_blocks=1, window=24)
+    engine, fresh = ByHand(model), ByHand(model)
+    assert engine.runtime.target.window == 24
+    if fault == "window unknown":
+        engine.runtime.target.window = 0
+    elif fault:
+        monkeypatch.setattr(Context, "covers", lambda *_: True)
+    draw = Random(1)
+    bases = [[draw.randrange(260, 600) for _ in range(150)] for _ in range(3)]
+    reused = wrong = 0
+    for _ in range(30):
+        begun = draw.choice(bases)[: draw.choice([10, 40, 90, 149, 150])]
+        words = [*begun, *(draw.randrange(260, 600) for _ in range(draw.choice([1, 3, 20])))]
+        asked = [request([*words, last], draw.choice(["plain", "mtp:2"]), tokens=6) for last in (300, 301)]
+        for reader, each in zip(engine.run(*asked), asked, strict=True):
+            reused += reader.end.cached_n
+            fresh.forget()
+            wrong += reader.ids != fresh.run(each)[0].ids
+    assert reused > 1000
+    assert wrong > 5 if fault else wrong < 3, wrong  # of 60; two tokens may be nearly even
+    engine.close()
+    fresh.close()
