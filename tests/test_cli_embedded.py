@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from specproxy.adapters.gguf_facts import read_facts
+from tests.support.assistant import write_assistant
 from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.command import clean_env, leaks, run, settled, started
 
@@ -51,6 +53,31 @@ def test_the_engine_is_preferred_and_switches_by_request(env: dict[str, str], pa
         assert child.returncode == 0
         assert leaks(CANARY, out + err, env) == []
         assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_an_assistant_given_as_draft_is_the_head(env: dict[str, str], tmp_path: Path) -> None:
+    """It is known by its file, told of by its name, and drafts under the name of mtp."""
+    pair = write_assistant(tmp_path / "assisted")
+    arguments = ["--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1", "--ctx", "1024"]
+    with started(env, *arguments) as (child, url):
+        data = settled(url)
+        memory = {lane["id"]: lane["memory_bytes"] for lane in data["lanes"]}
+        assert set(memory) >= {"plain", "ngram", "mtp"}
+        assert "draft" not in memory
+        assert memory["mtp"] == read_facts(pair.draft).weight_bytes
+        advice = "\n".join(data["rung"]["advice"])
+        assert "Prediction head draft.gguf: gemma4-assistant" in advice
+        body = {"prompt": pair.marker("json", 3), "max_tokens": 40, "temperature": 0}
+        request = urllib.request.Request(f"{url}/v1/completions", data=json.dumps(body).encode())
+        request.add_header("X-Specproxy-Strategy", "mtp")
+        with urllib.request.urlopen(request) as reply:
+            told = json.load(reply)
+        expected = pair.expect("json", "mtp", 40, start=3)
+        assert told["choices"][0]["text"] == pair.text("json", 40, 3)
+        timings = told["timings"]
+        assert (timings["draft_n"], timings["draft_n_accepted"]) == (expected.drafted, expected.accepted)
+        child.terminate()
+        child.communicate(timeout=15)
 
 
 def test_ngram_learns_from_requests_on_other_lanes(env: dict[str, str], pair: CalibratedPair) -> None:

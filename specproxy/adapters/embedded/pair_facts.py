@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specproxy.adapters.gguf_facts import ModelFacts, check_pair
+from specproxy.adapters.gguf_facts import ASSISTANTS, ModelFacts, check_pair
 
 __all__ = ["describe"]
 
@@ -43,6 +43,15 @@ def _target(facts: ModelFacts) -> Iterator[str]:
 
 
 def _draft(target: ModelFacts, draft: ModelFacts) -> Iterator[str]:
+    if draft.sidecar_type == "draft-mtp":
+        cache = (
+            "reads the target's KV cache" if draft.architecture in ASSISTANTS else "keeps a cache of its own"
+        )
+        yield (
+            f"Prediction head {draft.path.name}: {draft.architecture}, {_size(draft.weight_bytes)}, {cache}; "
+            "strategy mtp runs it."
+        )
+        return
     if draft.sidecar_type is not None:
         yield f"Draft {draft.path.name}: {_size(draft.weight_bytes)}, no full model ({draft.sidecar_type})."
         return
