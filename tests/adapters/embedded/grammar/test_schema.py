@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -128,6 +129,8 @@ SCHEMAS: dict[str, Any] = {
     "half": {"type": "number", "multipleOf": 0.5, "minimum": -3, "maximum": 3},
     "annotations": {"type": "integer", "title": "t", "default": "x", "x-mine": {"if": 1}, "readOnly": True},
 }  # fmt: skip
+REAL = Path(__file__).parents[4] / "benchmarks" / "data" / "schemas.json"
+SCHEMAS |= {each["name"]: each["schema"] for each in json.loads(REAL.read_text())}
 
 
 class RepeatedName(Exception):
