@@ -66,6 +66,19 @@ async def test_our_own_routes_do_not_go_upstream() -> None:
         assert [seen.request_line for seen in recorder.seen] == [b"GET /specproxyish HTTP/1.1"]
 
 
+@both_loops
+async def test_requests_that_wait_for_nothing_are_answered_in_turn() -> None:
+    """However many of them come in one read."""
+    async with (
+        running_proxy("http://127.0.0.1:1", admin=Admin()) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        paths = [f"/specproxy/{i}" for i in range(1000)]
+        await client.send(b"".join(post(path, b"") for path in paths))
+        for path in paths:
+            assert (await client.reply()).body == f"POST {path} None b''".encode()
+
+
 @pytest.mark.parametrize(
     ("path", "shape"), [("/v1/chat/completions", b'"type":'), ("/api/chat", b'{"error":"')]
 )
