@@ -96,15 +96,15 @@ class Forwarder:
         """
         if await self._listed(call):
             return
-        inbound, body = call.inbound, call.request.body
-        if inbound.length is not None and inbound.length > self.limits.body:
+        inbound, body, length = call.inbound, call.request.body, call.request.length
+        if length is not None and length > self.limits.body:
             raise too_long(self.limits.body)
         if inbound.expects_continue and not body.complete:
             call.response.invite()
         asks = asks_about_a_model(call.request.method, call.target) and names_matter(self._router)
         readable = (call.dialect is not None or asks) and not inbound.encoded
-        in_chunks = inbound.length is None and (body.held > 0 or bool(body.trailers))
-        arriving = not body.complete and (not readable or (inbound.length or 0) > self.limits.inspect)
+        in_chunks = length is None and (body.held > 0 or bool(body.trailers))
+        arriving = not body.complete and (not readable or (length or 0) > self.limits.inspect)
         if arriving or (in_chunks and not readable):
             await self._pass_on(call, b"", False)
             return
@@ -350,7 +350,7 @@ def _unread(call: Call, lane: Lane, data: bytes, whole: bool) -> UpstreamRequest
         call.target,
         _headers_for(lane, call.inbound.headers, ""),
         data if whole else None,
-        call.inbound.length,
+        call.request.length,
         replayable=whole and (method in _REPEATABLE or call.dialect is not None),
     )
 

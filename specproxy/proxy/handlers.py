@@ -17,12 +17,12 @@ from specproxy.proxy.client import RelayResponse
 from specproxy.proxy.cors import preflight, sharing
 from specproxy.proxy.dialects import dialect_of, render_error
 from specproxy.proxy.forward import Call, Forwarder, Limits, status_for
-from specproxy.proxy.headers import read_inbound
+from specproxy.proxy.headers import Inbound, read_inbound
 from specproxy.proxy.inbound import ClientRequest, HeaderView
 from specproxy.proxy.queueing import FairQueue
 from specproxy.proxy.router import Router
 from specproxy.proxy.text_replay import TextReplayer
-from specproxy.records import Lane
+from specproxy.records import Dialect, Lane
 
 __all__ = ["ADMIN_PREFIX", "AdminReply", "AdminRoutes", "Handlers", "origin_form"]
 
@@ -129,10 +129,7 @@ class Handlers:
 
     async def handle(self, request: ClientRequest, response: RelayResponse) -> None:
         """Answer one request. The server cancels it when the client leaves."""
-        target = origin_form(request.target)
-        path = target.partition("?")[0]
-        inbound = read_inbound(request.headers)
-        call = Call(request, response, target, inbound, dialect_of(request.method, path))
+        call = Call(request, response, *_read_head(request))
         self._enter()
         try:
             await self._serve(call)
@@ -260,6 +257,17 @@ class Handlers:
         finally:
             self._enter()
             await pieces.aclose()
+
+
+def _read_head(request: ClientRequest) -> tuple[str, Inbound, Dialect | None]:
+    """Target in origin form, headers sorted out, and dialect of a request; found out once for one and the same
+    head."""
+    read: tuple[str, Inbound, Dialect | None] | None = request.notes.read
+    if read is None:
+        target = origin_form(request.target)
+        dialect = dialect_of(request.method, target.partition("?")[0])
+        read = request.notes.read = target, read_inbound(request.headers), dialect
+    return read
 
 
 def origin_form(target: str) -> str:

@@ -48,7 +48,6 @@ class Inbound:
     headers: Headers
     pin: str | None = None
     expects_continue: bool = False
-    length: int | None = None  # Content-Length
     encoded: bool = False  # the body has a Content-Encoding
     private: bool = False  # the client does not want it captured
     verifying: bool = False  # a pinned lane is asked although it is in quarantine
@@ -64,7 +63,6 @@ def read_inbound(raw: Headers) -> Inbound:
     kept: list[tuple[bytes, bytes]] = []
     named: set[bytes] = set()
     pin = None
-    length = None
     expects_continue = encoded = private = verifying = coded = False
     for item in raw:
         name = item[0].lower()
@@ -73,7 +71,7 @@ def read_inbound(raw: Headers) -> Inbound:
         elif name in _HOP_BY_HOP:
             coded = coded or (name == b"transfer-encoding" and item[1].strip().lower() != b"chunked")
         elif name in _WRITTEN_BY_TRANSPORT:
-            length = int(item[1]) if name == b"content-length" else length
+            pass
         elif name.startswith(OWN_PREFIX):
             if name == PIN_HEADER:
                 pin = item[1].decode("utf-8", "replace").strip()
@@ -84,7 +82,7 @@ def read_inbound(raw: Headers) -> Inbound:
         else:
             encoded = encoded or name == b"content-encoding"
             kept.append(item)
-    return Inbound(_without(kept, named), pin, expects_continue, length, encoded, private, verifying, coded)
+    return Inbound(_without(kept, named), pin, expects_continue, encoded, private, verifying, coded)
 
 
 def end_to_end(trailers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from specproxy.adapters.base import Headers
 from specproxy.errors import RequestError
 
 T = TypeVar("T")
+_LENGTH_CHARS = len("content-length")
 
-__all__ = ["ClientRequest", "HeaderView", "RequestBody", "host_fault"]
+__all__ = [
+    "ClientRequest",
+    "HeaderView",
+    "Notes",
+    "RequestBody",
+    "declares_body",
+    "host_fault",
+    "waits_for_invitation",
+]
 
 
 class RequestBody:
     """Bytes of one request body. The connection feeds it; one reader reads it.
 
-    `on_level` is called with the number of bytes held whenever that changes, for back-pressure.
+    `on_level` is called with the number of bytes held whenever that changes, for back-pressure. `whole` is all
+    of a body that came with its head.
     """
 
     __slots__ = ("_error", "_on_level", "_pieces", "_waiter", "complete", "held", "trailers")
 
-    def __init__(self, on_level: Callable[[int], None]) -> None:
-        self.complete = False  # the last byte has arrived
+    def __init__(self, on_level: Callable[[int], None], whole: bytes | None = None) -> None:
+        self.complete = whole is not None  # the last byte has arrived
         self.trailers: list[tuple[bytes, bytes]] = []  # all of them, once it is complete
-        self._pieces: list[bytes] = []
-        self.held = 0  # bytes that were not read yet
+        self._pieces: list[bytes] = [whole] if whole else []
+        self.held = len(whole) if whole else 0  # bytes that were not read yet
         self._on_level = on_level
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -119,6 +129,17 @@ class HeaderView(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
+def declares_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a head says that a body follows, be its protocol what it may."""
+    names = {name.lower(): value for name, value in headers}
+    return b"transfer-encoding" in names or names.get(b"content-length", b"0").strip(b"0") != b""
+
+
+def waits_for_invitation(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a body comes only after 100 Continue."""
+    return any((name.lower(), value.lower()) == (b"expect", b"100-continue") for name, value in headers)
+
+
 def host_fault(headers: Headers, *, http10: bool) -> RequestError | None:
     """Why a request's Host headers cannot be right (RFC 9112 section 3.2), if they cannot."""
     given = sum(len(name) == 4 and name.lower() == b"host" for name, _ in headers)
@@ -127,6 +148,18 @@ def host_fault(headers: Headers, *, http10: bool) -> RequestError | None:
     return RequestError(
         "the request has no Host header" if given == 0 else "the request has several Host headers"
     )
+
+
+class Notes:
+    """What a handler has worked out of a head, in `read`: the same head comes with the same notes again.
+
+    Only what follows from the head alone may be there, and not the length of the body.
+    """
+
+    __slots__ = ("read",)
+
+    def __init__(self) -> None:
+        self.read: Any = None
 
 
 @dataclass(slots=True)
@@ -141,3 +174,12 @@ class ClientRequest:
     keep_alive: bool = True
     fault: RequestError | None = field(default=None)
     peer: str = ""  # the client's address
+    notes: Notes = field(default_factory=Notes)
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body by Content-Length; None without one."""
+        for name, value in self.headers:
+            if len(name) == _LENGTH_CHARS and name.lower() == b"content-length":
+                return int(value)
+        return None

@@ -7,7 +7,6 @@ a client that has gone, a body that is broken. Parsing is httptools' (llhttp), s
 from __future__ import annotations
 
 import asyncio
-import re
 import select
 import socket
 from collections import deque
@@ -18,7 +17,15 @@ import httptools
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import RequestError
 from specproxy.proxy.client import RelayResponse
-from specproxy.proxy.inbound import ClientRequest, RequestBody, host_fault
+from specproxy.proxy.inbound import (
+    ClientRequest,
+    RequestBody,
+    declares_body,
+    host_fault,
+    waits_for_invitation,
+)
+from specproxy.proxy.known_head import KnownHead
+from specproxy.proxy.request_line import is_usual, may_go_on, stand_in
 from specproxy.proxy.server_limits import ServerLimits
 
 __all__ = ["SPARE_CONNECTIONS", "ClientConnection", "Handler"]
@@ -32,12 +39,6 @@ SPARE_CONNECTIONS = 64
 """Connections above the limit whose first request is answered, with an error; further ones are closed."""
 
 _GONE = getattr(select, "POLLRDHUP", 0)
-
-# Request lines that llhttp takes as they are, which is nearly all.
-_USUAL_LINE = re.compile(rb"(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) [!-~]+ HTTP/1\.[01]\r\n")
-# And those that are HTTP (RFC 9112), although it may know the method or the target's bytes for none.
-_TOKEN_START = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]|$")
-_ANY_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~\x80-\xff]+) (HTTP/1\.[01]\r\n)")
 
 
 class ClientConnection(asyncio.Protocol):
@@ -61,6 +62,8 @@ class ClientConnection(asyncio.Protocol):
         self._said: tuple[bytes, bytes] | None = None  # method and target that the parser was not told
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._known: KnownHead | None = None  # the last head, which may come again
+        self._parsed: list[ClientRequest] = []  # requests that one read has shown to the parser
         self._head_bytes = 0
         self._in_head = False
         self._replayed_head = False  # the parser is being told a head again
@@ -128,9 +131,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _waits_for_us(self) -> bool:
         """Whether the client may not go on with its body, or waits to be invited."""
-        asks = any(
-            (name.lower(), value.lower()) == (b"expect", b"100-continue") for name, value in self._headers
-        )
+        asks = waits_for_invitation(self._headers)
         return self._paused or (asks and not self._begun and not self._invited)
 
     def close(self) -> None:
@@ -197,10 +198,19 @@ class ClientConnection(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> bytes:
         """Parse; returns what is left behind a head that offered another protocol."""
-        if self._open is None and (not self._in_head or self._line):
+        read = data
+        begins = self._open is None and not self._in_head
+        if begins and self._known is not None:
+            again = self._known.again(data, self._body_level)
+            if again is not None:
+                self._since = self._loop.time()
+                self._dispatch(again[0])
+                return data[again[1] :]
+        if self._open is None and (begins or self._line):
             data = self._first_line(data)
             if not data:
                 return b""
+        self._parsed = []
         if self._in_head:
             self._head_bytes += len(data)
         elif self._open is not None:  # what is no byte of the body is for its framing, and trailers
@@ -210,6 +220,8 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as stop:
             self._decline_upgrade()
             return data[stop.args[0] :]
+        if begins and data is read and len(self._parsed) == 1:
+            self._known = KnownHead.of(data, self._parsed[0])
         return b""
 
     def _first_line(self, data: bytes) -> bytes:
@@ -218,20 +230,17 @@ class ClientConnection(asyncio.Protocol):
         A relay passes on methods and targets that llhttp refuses, so it is told others in their place.
         (Not within a read: a pipelined request of that sort is refused.)
         """
-        if not self._line and _USUAL_LINE.match(data):
+        if not self._line and is_usual(data):
             return data
         data = (self._line + data).lstrip(b"\r\n")  # as servers should, RFC 9112 section 2.2
-        if b"\n" not in data and _TOKEN_START.match(data):
+        if may_go_on(data):
             if not self._line:
                 self._since = self._loop.time()
             self._line, self._head_bytes, self._in_head = data, len(data), bool(data)
             return b""
         self._line, self._in_head = b"", False
-        line = _ANY_LINE.match(data)
-        if line is None or line[1] == b"CONNECT" or _USUAL_LINE.match(data):
-            return data
-        self._said = line[1], line[2]
-        return b"POST / " + line[3] + data[line.end() :]
+        data, self._said = stand_in(data)
+        return data
 
     # --- httptools callbacks ---
 
@@ -284,6 +293,7 @@ class ClientConnection(asyncio.Protocol):
         if request.fault is not None:
             request.keep_alive = False
         self._last = not request.keep_alive
+        self._parsed.append(request)
         self._dispatch(request)
 
     def on_body(self, data: bytes) -> None:
@@ -294,17 +304,13 @@ class ClientConnection(asyncio.Protocol):
             self._open.feed(data)
 
     def on_message_complete(self) -> None:
-        if self._parser.should_upgrade() and self._declares_body():
+        if self._parser.should_upgrade() and declares_body(self._headers):
             return  # the parser takes the body for the new protocol; we go on with it as HTTP
         if self._open is not None:
             self._open.end()
             self._open = None
 
     # --- parts ---
-
-    def _declares_body(self) -> bool:
-        names = {name.lower(): value for name, value in self._headers}
-        return b"transfer-encoding" in names or names.get(b"content-length", b"0").strip(b"0") != b""
 
     def _decline_upgrade(self) -> None:
         """Go on in HTTP/1.1 behind a head that offered another protocol.
