@@ -6,6 +6,7 @@ staircase in the width, which no formula knows beforehand, and a line in the con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,10 +18,11 @@ __all__ = ["CURVE", "GUESS", "StepCosts"]
 CURVE = ((1, 1.0), (2, 1.15), (3, 1.25), (4, 1.55), (5, 1.62), (6, 1.78), (8, 2.2), (10, 2.55), (16, 3.5))
 GUESS = {"mtp": 0.12, "draft": 0.15}  # cost of one guess, in plain steps
 SHRINK = 2.0  # measurements at one width that count as much as the curve's shape
-RATE = 0.1  # of a measurement in a running mean
+RATE = 0.05  # of a measurement in a running mean
 OUTLIER = 1.5  # times the mean: a step that was interrupted by something else
 KNOWN = 10  # measurements behind a mean that was read from a file, at most
-LATE = 8  # tokens to catch up with that make a drafter's time say nothing about a guess
+LATE = 8  # tokens to catch up with that make a drafter's time say something about catching up
+NEAR_WIDTHS = 0.5  # distance of widths, as a logarithm, at which one moves with the other by a factor of 1/e
 FAR = 256  # tokens of context below which a step says nothing about their cost
 STALE = 100  # decodes after which a mean gives way to a measurement faster: the machine's speed changes
 MOST_RATE = 0.3  # of a measurement in a mean, at most
@@ -65,6 +67,7 @@ class StepCosts:
     def __init__(self, slope: float = 0.0) -> None:
         self._widths: dict[int, Mean] = {}
         self._guesses: dict[str, Mean] = {}
+        self._late: dict[str, Mean] = {}  # by drafter, of each token that it catches up with
         self._slope = slope  # for widths that were not seen far into a context
         self._slopes: dict[int, float] = {}
         self._rows: dict[int, list[float]] = {}  # kept for `steps`
@@ -83,12 +86,19 @@ class StepCosts:
             self._steepen(width, seconds, context)
             return
         expected = self._unit * self._steepness(width) * context if self.knows_plain else 0.0
-        self._widths.setdefault(width, Mean()).add(max(seconds - expected, 0.3 * seconds), self._decodes)
+        mean = self._widths.setdefault(width, Mean())
+        before = mean.value
+        mean.add(max(seconds - expected, 0.3 * seconds), self._decodes)
+        if before and width > 1:
+            self._take_along(width, mean.value / before)
 
     def guessed(self, drafter: str, count: int, seconds: float, late: int = 0) -> None:
         """Take in `count` guesses; `late` is how many tokens the drafter had to catch up with before."""
         if count and late <= LATE:
             self._guesses.setdefault(drafter, Mean()).add(seconds / count, self._decodes)
+        elif late > LATE:
+            catching_up = max(0.0, seconds - count * self.guess(drafter))
+            self._late.setdefault(drafter, Mean()).add(catching_up / (late - 1), self._decodes)
 
     def worked(self, seconds: float, *, drafting: bool) -> None:
         """Take in what a step of one sequence took beside decoding and guessing."""
@@ -126,6 +136,9 @@ class StepCosts:
 
     def catch_up(self, drafter: str, count: int) -> float:
         """What a drafter's first guess costs more where it has to go through `count` tokens for it."""
+        mean = self._late.get(drafter)
+        if mean is not None and count > LATE:
+            return mean.value * (count - 1)
         return self.guess(drafter) * (_curve(max(1, count)) - 1)
 
     @property
@@ -143,6 +156,7 @@ class StepCosts:
         return {
             "widths": {str(width): [mean.value, mean.n] for width, mean in self._widths.items()},
             "guesses": {name: [mean.value, mean.n] for name, mean in self._guesses.items()},
+            "late": {name: [mean.value, mean.n] for name, mean in self._late.items() if mean.value},
             "slopes": {str(width): slope for width, slope in self._slopes.items()},
         }
 
@@ -155,10 +169,23 @@ class StepCosts:
         try:
             widths = {int(width): _mean(pair) for width, pair in data["widths"].items()}
             guesses = {str(name): _mean(pair) for name, pair in data["guesses"].items()}
+            late = {str(name): _mean(pair) for name, pair in data.get("late", {}).items()}
             slopes = {int(width): _bounded(float(slope)) for width, slope in data["slopes"].items()}
         except (LookupError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not the costs of steps: {error!r}") from None
-        self._widths, self._guesses, self._slopes = widths, guesses, slopes
+        self._widths, self._guesses, self._late, self._slopes = widths, guesses, late, slopes
+
+    def _take_along(self, width: int, moved: float) -> None:
+        """What was found out about a width holds for its neighbours, if they were not measured since.
+
+        As where tokens that are said wake other experts than those of the profile: all widths but the first
+        are dearer then. Moves add up to where the mean went, so that they do not drift with its noise.
+        """
+        for other, mean in self._widths.items():
+            if other not in (1, width):
+                share = math.exp(-abs(math.log(other / width)) / NEAR_WIDTHS)
+                unsure = min(1.0, (self._decodes - mean.at) / KNOWN)
+                mean.value *= moved ** (share * unsure)
 
     def _steepen(self, width: int, seconds: float, context: int) -> None:
         """Move the slope towards what this step says of it."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import orjson
@@ -31,7 +32,8 @@ __all__ = ["Measured", "profile"]
 log = logging.getLogger(__name__)
 
 WIDTHS = (1, 2, 4, 3, 8, 5, 6, 12, 17)  # tokens; the first ones tell the most
-ROUNDS = 5
+ROUNDS = 9
+LATE_ROUNDS, LATE_TOKENS = 3, 64  # of a drafter that catches up with a text
 BEHIND = 16  # tokens of context while profiling
 SAVE_EVERY_S = 300.0
 MOST_FILES = 32
@@ -111,59 +113,85 @@ class Measured:
 def profile(
     runtime: Runtime, costs: StepCosts, budget_s: float, clock: Callable[[], float] = time.perf_counter
 ) -> None:
-    """Time decodes of several widths, and single guesses of each drafter that runs a model.
+    """Time decodes of several widths, single guesses of each drafter that runs a model, and catching up.
 
-    The caches must be empty, and are empty afterwards. Nothing is started that would take longer than what is
-    left of the time.
+    Decodes are timed as they come in use: one behind another of the same width, with tokens of their own, since
+    different tokens wake different experts. Rounds go over all widths, so that a slow moment meets all alike,
+    and what is taken for a width is the middle one of its times. The caches must be empty, and are empty
+    afterwards. Nothing is started that would take longer than what is left of the time.
     """
     if budget_s <= 0:
         return
     started = clock()
+    seconds: dict[int, list[float]] = {}
+    guesses: dict[str, list[float]] = {}
+    late: dict[str, list[float]] = {}
+    widths = WIDTHS[: 1 + runtime.longest]
     try:
-        _time(
-            runtime.context, runtime.batch, 1, runtime.target.n_vocab, clock
-        )  # the weights may come from disk
+        target = _Timed(runtime.context, runtime.batch, runtime.target.n_vocab, clock)
+        drafters = {
+            name: _Timed(drafter.context, drafter.batch, drafter.context.model.n_vocab, clock)
+            for name, drafter in runtime.drafters.items()
+        }
         for number in range(ROUNDS):
-            for width in WIDTHS[: 1 + runtime.longest]:
-                expected = 0.0 if number == 0 and width == 1 else costs.verify(width)
-                if clock() - started + expected > budget_s:
+            for width in widths:
+                known = seconds.get(width) or [median(times) * width for times in seconds.values()]
+                if known and clock() - started + 2 * max(known) > budget_s:
                     continue
-                costs.decoded(
-                    width, _time(runtime.context, runtime.batch, width, runtime.target.n_vocab, clock)
-                )
-            for name, drafter in runtime.drafters.items():
+                target.decode(width)  # which sets the graph up
+                seconds.setdefault(width, []).append(target.decode(width))
+            for name, drafter in drafters.items():
                 if number and clock() - started > budget_s:
                     continue
-                vocab = drafter.context.model.n_vocab
-                seconds = _time(drafter.context, drafter.batch, 1, vocab, clock)
-                if number:  # the first one warms up
-                    costs.guessed(name, 1, seconds)
+                drafter.decode(1)
+                guesses.setdefault(name, []).append(drafter.decode(1))
+                if number < LATE_ROUNDS:
+                    late.setdefault(name, []).append(drafter.decode(LATE_TOKENS, outputs=1))
     except DecodeError as error:
         log.warning("profiling this model failed: %s", error)
     finally:
         runtime.context.clear()
-        for drafter in runtime.drafters.values():
-            for context in drafter.contexts.values():
+        for each in runtime.drafters.values():
+            for context in each.contexts.values():
                 context.clear()
+    for width, times in seconds.items():
+        for _ in times:
+            costs.decoded(width, median(times))
+    for name, times in guesses.items():
+        for _ in times:
+            costs.guessed(name, 1, median(times))
+    for name, times in late.items():
+        costs.guessed(name, 1, median(times), LATE_TOKENS)
     curve = ", ".join(f"{width}: {seconds * 1e3:.1f}" for width, seconds in costs.widths.items())
     log.info("a step takes by its tokens, in ms: %s (profiled in %.1f s)", curve, clock() - started)
 
 
-def _time(context: Context, batch: Batch, width: int, vocab: int, clock: Callable[[], float]) -> float:
-    """Seconds of one decode, logits read as a step reads them. Different tokens wake different experts."""
-    tokens = np.random.default_rng(width).integers(0, vocab, BEHIND + width).tolist()
-    hidden = batch.takes_rows
-    context.clear()
-    batch.clear()
-    rows = np.zeros((BEHIND, hidden), np.float32) if hidden else None
-    batch.add(tokens[:BEHIND], 0, 0, outputs=1, rows=rows)
-    context.decode(batch)
-    batch.clear()
-    batch.add(tokens[BEHIND:], BEHIND, 0, outputs=width, rows=None if rows is None else rows[:width])
-    started = clock()
-    context.decode(batch)
-    context.logits(width).argmax(axis=1)
-    return clock() - started
+class _Timed:
+    """Decodes behind a short text, timed; logits are read as a step reads them."""
+
+    def __init__(self, context: Context, batch: Batch, vocab: int, clock: Callable[[], float]) -> None:
+        self._context, self._batch, self._vocab, self._clock = context, batch, vocab, clock
+        self._rng = np.random.default_rng(0)
+        context.clear()
+        self._feed(BEHIND, 0, 1)  # the weights may come from disk
+
+    def decode(self, width: int, outputs: int | None = None) -> float:
+        """Seconds of a decode of `width` tokens."""
+        if not self._context.drop(0, BEHIND):  # a recurrent state may not go back so far
+            self._context.clear()
+            self._feed(BEHIND, 0, 1)
+        started = self._clock()
+        self._feed(width, BEHIND, width if outputs is None else outputs)
+        return self._clock() - started
+
+    def _feed(self, count: int, at: int, outputs: int) -> None:
+        tokens = self._rng.integers(0, self._vocab, count).tolist()
+        hidden = self._batch.takes_rows
+        rows = np.zeros((count, hidden), np.float32) if hidden else None
+        self._batch.clear()
+        self._batch.add(tokens, at, 0, outputs=outputs, rows=rows)
+        self._context.decode(self._batch)
+        self._context.logits(outputs).argmax(axis=1)
 
 
 def _fingerprint(runtime: Runtime) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -39,6 +40,41 @@ def test_catching_up_is_not_taken_for_the_cost_of_a_guess() -> None:
     assert costs.guess("draft") == before
     costs.guessed("draft", 2, 0.02, late=3)
     assert costs.guess("draft") > before
+
+
+def test_what_catching_up_costs_is_learnt_by_the_token() -> None:
+    """And does not say that a guess is dear."""
+    costs = known()
+    for _ in range(20):
+        costs.guessed("draft", 1, 0.002)
+    costs.guessed("draft", 2, 2 * 0.002 + 99 * 0.0001, late=100)
+    assert costs.catch_up("draft", 300) == pytest.approx(299 * 0.0001, rel=0.1)
+    assert costs.guess("draft") == pytest.approx(0.002, rel=0.2)
+    assert costs.catch_up("draft", 1) == 0
+
+
+def test_a_width_that_was_found_dearer_takes_its_neighbours_along() -> None:
+    """As where real text wakes more experts than the profile's: far ones less."""
+    costs = known(w2=1.3, w3=1.6, w4=2.0, w17=6.0)
+    for _ in range(100):
+        costs.decoded(1, PLAIN_S)
+    before = {width: costs.verify(width) for width in (1, 3, 4, 17)}
+    for _ in range(12):
+        costs.decoded(2, 1.75 * PLAIN_S)
+    moved = {width: costs.verify(width) / seconds for width, seconds in before.items()}
+    assert moved[1] == pytest.approx(1)
+    assert moved[3] > 1.08
+    assert 1.0 < moved[17] < moved[4] < moved[3]
+
+
+def test_neighbours_that_are_measured_too_do_not_drift() -> None:
+    """Each has noise of its own, and takes the other along; both stay where they are."""
+    rng, costs = random.Random(2), known(w2=1.3, w3=1.6)
+    for _ in range(20_000):
+        for width, ratio in ((2, 1.3), (3, 1.6)):
+            costs.decoded(width, PLAIN_S * ratio * rng.uniform(0.9, 1.1))
+    assert costs.verify(2) == pytest.approx(1.3 * PLAIN_S, rel=0.06)
+    assert costs.verify(3) == pytest.approx(1.6 * PLAIN_S, rel=0.06)
 
 
 def test_widths_that_were_not_measured_lie_between_their_neighbours() -> None:
