@@ -30,9 +30,13 @@ LAST, INSIDE, FIRST, BROKEN = range(4)
 FORCED = (0.7, 0.95, 0.8, 0.4)
 IDLE_MEMORY = 0.995  # what remains of counts of copies after a step
 STAY = 1.02  # times as good another plan has to be; the cost curve is a staircase
-HORIZON = 1.0  # steps for which what a trial finds is believed to hold
+HORIZON = 1.0  # plain steps for which what a trial finds is believed to hold
 PATIENCE = 6.0  # steps over which the cost of catching up is spread: it is paid once
-FIRST_TRIAL, LAST_TRIAL = 48, 512  # steps between trials of a drafter for which nothing speaks
+PROBING = 0.004  # share of the time that trials may cost of a drafter for which nothing speaks
+WORTH = 0.03  # gain that is hoped for, as a share of the speed, below which that share is less
+NEW, FEW = 0.03, 4.0  # what is added to it where the learner knows nothing, and guesses that halve this
+LEAST_ZEAL = 1 / 16  # what is left of it by trials that fail, each of which halves it
+RESTS = 3  # steps for which a plain step that was thought over is not thought over again
 
 
 class _Option(NamedTuple):
@@ -54,9 +58,14 @@ class _Option(NamedTuple):
 
 @dataclass(slots=True)
 class _Trial:
-    """Steps since a drafter was used, and until it is tried although nothing speaks for it."""
+    """When a drafter is tried for which nothing speaks.
 
-    wait: int
+    `new` is the share of the time that this may cost because the learner knows little of the drafter, `zeal`
+    what of all shares is left after trials that have failed, `since` are steps since the drafter was used.
+    """
+
+    new: float
+    zeal: float = 1.0
     since: int = 0
 
 
@@ -80,28 +89,37 @@ class AutoController:
         self._copies = Acceptance(COPIES, _by_band(priors.match_acceptance if priors is not None else ()))
         self._forced = Acceptance(FORCED)
         self._starts = FIRST  # what the first token of the next forced run is
-        self._trials = {name: _Trial(FIRST_TRIAL) for name in PRIOR}
+        self._trials = {
+            name: _Trial(NEW * FEW / (FEW + regimes.known)) for name, regimes in self._guesses.items()
+        }
         self._kept: dict[str, tuple[tuple[float, ...], list[float]]] = {}
         self._last = PLAIN
         self._view: StepView | None = None
         self._asked = True  # whether the step to be learnt from was planned here
+        self._thought = False  # whether that plan was thought over, and nothing found worth drafting
+        self._rests = 0  # steps for which that holds
 
     def plan(self, view: StepView) -> Plan:
         """See `Controller`."""
-        self._view, self._asked = view, True
+        self._view, self._asked, self._thought = view, True, False
         if view.streams == 1 and not self.costs.knows_plain:
+            return PLAIN
+        free = bool(view.forced or view.match_length)
+        if self._rests and not free and view.streams == 1:
             return PLAIN
         options, last = self._options(view)
         best = max(options)
         if (trial := self._due(view, options, best.rate)) is not None:
             return trial.plan
         if last is not None and best.rate < STAY * last.rate:
-            return last.plan  # with what it is expected to give now
+            best = last  # with what it is expected to give now
+        self._thought = not best.length and not free
         return best.plan
 
     def learn(self, outcome: StepOutcome) -> None:
         """See `Controller`."""
         used = outcome.plan.drafter
+        self._rests = RESTS if self._thought else max(0, self._rests - 1)
         for name, regimes in self._guesses.items():
             regimes.step()
             self._trials[name].since += 1
@@ -152,15 +170,18 @@ class AutoController:
             return
         self._guesses[name].add(hits, min(proposed, hits + 1))
         trial = self._trials[name]
-        trial.since = 0
-        trial.wait = FIRST_TRIAL if self._last.drafter == name else min(LAST_TRIAL, 2 * trial.wait)
+        if self._last.drafter == name:
+            trial.since, trial.zeal = 0, 1.0
+        elif hits < proposed:  # else it is tried again at once
+            trial.since, trial.zeal = 0, max(LEAST_ZEAL, trial.zeal / 2)
 
     def _due(self, view: StepView, options: Sequence[_Option], best: float) -> _Option | None:
         """A drafter that is to be tried: what may be found is worth more than the trial costs.
 
         What may be found is how much faster the drafter would be at each level of its chance, for as long as a
-        level holds. Where even the highest would not pay, as on a fast model, nothing is ever tried; where the
-        learner was sure that nothing is to be found, seldom.
+        level holds. What a trial costs are the tokens that would be had in its time, less those that it gives;
+        what the drafter has to catch up with counts whole. Where even the highest level would not pay, as on a
+        fast model, nothing is ever tried; where the learner was sure that nothing is to be found, seldom.
         """
         for own in options:
             name = own.name
@@ -170,8 +191,15 @@ class AutoController:
             for weight, speed in zip(self._guesses[name].weights(), self._speeds(name, view), strict=True):
                 if speed > least:
                     gain += weight * (speed - least)
-            trial = self._trials[name]
-            if gain * HORIZON > best - own.rate or (gain > 0 and trial.since >= trial.wait):
+            if not gain:
+                continue
+            tokens = own.tokens + _others(view)[1]
+            seconds = tokens / own.rate
+            seconds += (1 - 1 / PATIENCE) * self.costs.catch_up(name, view.late.get(name, 1))
+            cost = best * seconds - tokens
+            trial, plain = self._trials[name], self.costs.verify(1 + _others(view)[0], view.context)
+            share = PROBING * min(1.0, gain / (WORTH * best)) + trial.new
+            if gain * HORIZON * plain > cost or trial.zeal * share * trial.since * plain * best > cost:
                 return own
         return None
 

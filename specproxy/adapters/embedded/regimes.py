@@ -40,8 +40,8 @@ class Regimes:
         known: Sequence[tuple[float, float]] = (),
         levels: Sequence[float] = (),
     ) -> None:
-        self.informed = bool(known) and known[0][1] > 0  # whether the learner said something
-        mean = known[0][0] / known[0][1] if self.informed else expected
+        self.known = known[0][1] if known else 0.0  # first guesses that the learner knows of
+        mean = known[0][0] / known[0][1] if self.known else expected
         near = [math.exp(-(((level - mean) / SPREAD) ** 2)) for level in LEVELS]
         total = sum(near)
         prior = [WEIGHT * ((1 - FLAT) * each / total + FLAT / len(LEVELS)) for each in near]
@@ -53,13 +53,21 @@ class Regimes:
         self.counts = [0.0] * len(LEVELS)  # guesses of this request by level, as far as that is known
         self._ratios = [_ratio(known, key) for key in range(1, len(known))]
         self._positions = [[ratio * POSITION_WEIGHT, POSITION_WEIGHT] for ratio in self._ratios]
+        self._passed = 0  # steps since the weights were brought up to date
 
     def chance(self) -> float:
         """Of a first guess, now."""
-        return sum(weight * level for weight, level in zip(self._now, LEVELS, strict=True))
+        return sum(weight * level for weight, level in zip(self.weights(), LEVELS, strict=True))
 
     def weights(self) -> Sequence[float]:
         """How probable each of `LEVELS` is now."""
+        if self._passed:
+            total, stay = sum(self._targets), (1 - JUMP) ** self._passed
+            self._passed = 0
+            self._now = [
+                stay * now + (1 - stay) * target / total
+                for now, target in zip(self._now, self._targets, strict=True)
+            ]
         return self._now
 
     def rights(self, most: int, level: int | None = None) -> list[float]:
@@ -68,7 +76,7 @@ class Regimes:
         Guesses that are right make a high level likelier, so the chance of a position, if all before it are
         right, may rise. The list ends where there is hardly a chance left.
         """
-        weights = self._now if level is None else [float(i == level) for i in range(len(LEVELS))]
+        weights = self.weights() if level is None else [float(i == level) for i in range(len(LEVELS))]
         found, fall, all_falls = [], 1.0, 1.0
         for position in range(most):
             if position:
@@ -83,11 +91,7 @@ class Regimes:
 
     def step(self, count: int = 1) -> None:
         """Steps have passed: the level may have changed."""
-        total, stay = sum(self._targets), (1 - JUMP) ** count
-        self._now = [
-            stay * now + (1 - stay) * target / total
-            for now, target in zip(self._now, self._targets, strict=True)
-        ]
+        self._passed += count
 
     def add(self, hits: int, tried: int) -> None:
         """Take in a draft of which the first `hits` guesses were right, and `tried` were judged."""
@@ -100,7 +104,7 @@ class Regimes:
             self._now = _normal(
                 [
                     now * (level * fall if right else 1 - level * fall)
-                    for now, level in zip(self._now, LEVELS, strict=True)
+                    for now, level in zip(self.weights(), LEVELS, strict=True)
                 ]
             )
             if position:
