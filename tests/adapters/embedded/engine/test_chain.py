@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,18 +12,19 @@ import numpy as np
 import pytest
 
 from tests.support.calibrated import CalibratedPair, write_pair
-from tests.support.embedded import ByHand, request
+from tests.support.deepseek4 import LANES, WIDTH, write_deepseek4
+from tests.support.embedded import ByHand, reference, request
 from tests.support.random_model import CHAINS, write_random
 
 # isort: split
 from specproxy.adapters.embedded import runtime
 from specproxy.adapters.embedded.batch import Batch, Floats
 from specproxy.adapters.embedded.controller import PLAIN, FixedController, Plan, StepView
-from specproxy.adapters.embedded.drafters import MtpChain
+from specproxy.adapters.embedded.drafters import ChainedDrafter, MtpChain, MtpHead
 from specproxy.adapters.embedded.facts import MTP_CHAINS, memory_needs
 from specproxy.adapters.embedded.llama import Context, ContextParams, DecodeError
 from specproxy.adapters.embedded.options import EngineOptions
-from specproxy.adapters.embedded.sequence import Sequence
+from specproxy.adapters.embedded.sequence import HiddenRows, Sequence
 from specproxy.adapters.gguf_facts import read_facts
 from specproxy.errors import SpecproxyError
 
@@ -30,6 +32,7 @@ pytestmark = pytest.mark.embedded
 
 KNOWN = ("json", "code", "edit", "prose")
 HEADS = 3
+FEW = 32  # tokens in a decode; of more than 64, llama.cpp spoils some of deepseek4's hidden rows
 
 
 @pytest.fixture(scope="module", params=[2, HEADS])
@@ -213,26 +216,34 @@ class Draft:
 
 
 class Scratch:
-    """Target and heads in contexts of their own, which are emptied before every decode."""
+    """Target and heads in contexts of their own, which are emptied before every decode.
 
-    def __init__(self, engine: ByHand) -> None:
+    A single head goes on from its own rows.
+    """
+
+    def __init__(self, engine: ByHand, heads: int = HEADS) -> None:
         self.model = engine.runtime.target
-        self.context = Context(self.model, ContextParams(512, sequences=1, outputs=512, batch=512))
+        self.context = Context(self.model, ContextParams(512, sequences=1, outputs=FEW, threads=1))
         self.context.want_hidden(True)
         self.heads = []
-        for head in range(HEADS):
-            context = Context(self.model, ContextParams(512, sequences=1, outputs=512, batch=512, mtp=True))
+        for head in range(heads):
+            context = Context(self.model, ContextParams(512, sequences=1, outputs=FEW, threads=1, mtp=True))
             context.use_head(head)
             context.want_hidden(True)  # every token gets logits here, so each has a row
             self.heads.append(context)
 
     def run(self, context: Context, tokens: list[int], rows: Floats | None) -> tuple[Floats, Floats]:
         """The last token's logits and all hidden rows."""
-        batch = Batch(512, 0 if rows is None else self.model.n_embd)
-        batch.add(tokens, 0, 0, outputs=len(tokens), rows=rows)
+        batch = Batch(FEW, 0 if rows is None else self.model.n_embd)
         context.clear()
-        context.decode(batch)
-        return context.logits(len(tokens))[-1].copy(), context.hidden(len(tokens)).copy()
+        made = []
+        for at in range(0, len(tokens), FEW):
+            part = tokens[at : at + FEW]
+            batch.clear()
+            batch.add(part, at, 0, outputs=len(part), rows=None if rows is None else rows[at : at + FEW])
+            context.decode(batch)
+            made.append(context.hidden(len(part)).copy())
+        return context.logits(len(part))[-1].copy(), np.concatenate(made)
 
     def shortfall(self, draft: Draft) -> float:
         """How far the guesses' logits are below those of the guesses that come out here, at most."""
@@ -240,7 +251,7 @@ class Scratch:
         before = self.run(self.context, tokens[:-1], None)[1]
         rows = np.concatenate([np.zeros((1, self.model.n_embd), np.float32), before])
         worst = 0.0
-        for head, guess in zip(self.heads, draft.guesses, strict=False):
+        for head, guess in zip(itertools.cycle(self.heads), draft.guesses, strict=False):
             logits, made = self.run(head, tokens, rows)
             worst = max(worst, float(logits.max() - logits[guess]))
             tokens.append(guess)
@@ -253,20 +264,22 @@ class Scratch:
             context.close()
 
 
-def drafts(engine: ByHand, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Draft], int]:
+def drafts(
+    engine: ByHand, monkeypatch: pytest.MonkeyPatch, kind: type[ChainedDrafter] = MtpChain
+) -> tuple[list[Draft], int]:
     """All drafts of two conversations with two turns each, side by side; then one goes on in two ways at once.
 
     The drafts of one are short; the prompt of the other is longer than a decode, so that heads catch up first.
     Beside them: how many tokens of its prefix each of the two ways found in a cache.
     """
     made: list[Draft] = []
-    propose = MtpChain._propose
+    propose = kind._propose
 
-    def spy(self: MtpChain, sequences: list[Sequence]) -> None:
+    def spy(self: ChainedDrafter, sequences: list[Sequence]) -> None:
         propose(self, sequences)
         made.extend(Draft(list(each.tokens), list(each.draft)) for each in sequences)
 
-    monkeypatch.setattr(MtpChain, "_propose", spy)
+    monkeypatch.setattr(kind, "_propose", spy)
     turns = [engine.tokenize(text) for text in (" w1 w2 w3 w4 w5 w6 w7" * 8, " w300 w2 w17")]
     for _ in range(2):
         readers = engine.run(
@@ -289,6 +302,7 @@ def test_these_are_all_that_chain() -> None:
     assert set(CHAINS) == MTP_CHAINS
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("fault", ["", "text without rows", "text of the first head", "guesses left"])
 def test_every_guess_is_the_heads_own(noisy_chain: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """Each head's cache must hold the text as that head sees it, whoever guessed before and beside it.
@@ -318,6 +332,48 @@ def test_every_guess_is_the_heads_own(noisy_chain: Path, monkeypatch: pytest.Mon
     assert complete == (cached > 50) == (fault != "guesses left")
     assert (max(scratch.shortfall(draft) for draft in made) < 0.05) == (fault in ("", "guesses left"))
     scratch.close()
+    engine.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("fault", ["", "a lane of the rows"])
+def test_a_head_of_wide_rows_guesses_as_from_scratch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """deepseek4: rows of all lanes of its residual stream, beside a cache that is cut by states alone."""
+    model = write_deepseek4(tmp_path / "wide.gguf")
+    engine = ByHand(model, batch=FEW, mtp_max=3)
+    assert engine.runtime.target.n_embd == LANES * WIDTH
+    assert engine.runtime.context.states > 0
+    scratch = Scratch(engine, heads=1)
+    take = HiddenRows.take
+
+    def spoilt(self: HiddenRows, count: int) -> Floats:
+        rows = take(self, count)
+        rows[:, WIDTH : 2 * WIDTH] = 0
+        return rows
+
+    if fault:
+        monkeypatch.setattr(HiddenRows, "take", spoilt)
+    with pytest.MonkeyPatch.context() as spying:
+        made, _ = drafts(engine, spying, MtpHead)
+    assert sum(len(draft.guesses) for draft in made) > 80
+    assert (max(scratch.shortfall(draft) for draft in made) < 0.05) == (not fault)
+    scratch.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("strategy", ["ngram", "mtp:1", "mtp:3"])
+def test_text_of_compressed_caches_rolls_back(tmp_path: Path, strategy: str) -> None:
+    """Beside each other and one behind the other, texts are what they are from scratch."""
+    model = write_deepseek4(tmp_path / "wide.gguf")
+    engine = ByHand(model)
+    words = engine.tokenize(" w1 w2 w3 w4 w5 w6 w7" * 8)
+    for _ in range(2):
+        readers = engine.run(*[request([*words, last], strategy, tokens=16) for last in (290, 291)])
+        for reader, last in zip(readers, (290, 291), strict=True):
+            assert reader.ids == reference(model, [*words, last], 16)
+        words = [*words, 290, *readers[0].ids[:9]]
     engine.close()
 
 
