@@ -7,13 +7,18 @@ token, then the rows that the head itself made, which are as wide as the target'
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence as Seq
+
 from specproxy.adapters.embedded.batch import Batch, Floats
 from specproxy.adapters.embedded.drafters import ChainedDrafter
-from specproxy.adapters.embedded.llama import Context
+from specproxy.adapters.embedded.llama import Context, NoRoomError
 from specproxy.adapters.embedded.prefix_cache import Slot
 from specproxy.adapters.embedded.sequence import Sequence
 
 __all__ = ["MtpAssistant"]
+
+log = logging.getLogger(__name__)
 
 
 class MtpAssistant(ChainedDrafter):
@@ -50,6 +55,14 @@ class MtpAssistant(ChainedDrafter):
     def chain(self, sequence: Sequence, token: int, before: int, at: int) -> int:  # noqa: ARG002  # others' need
         """See `ChainedDrafter`; in a decode of guesses each token has logits."""
         return self._add(sequence, token, self.context.hidden(before + 1)[before:], 1)
+
+    def _propose(self, sequences: Seq[Sequence]) -> None:
+        try:
+            super()._propose(sequences)
+        except (
+            NoRoomError
+        ):  # llama.cpp looks for cells, though it fills none; the target makes room when it decodes
+            log.debug("no room to draft in")
 
     def _add(self, sequence: Sequence, token: int, row: Floats, outputs: int) -> int:
         slot = sequence.slot

@@ -21,7 +21,7 @@ from specproxy.adapters.embedded import runtime
 from specproxy.adapters.embedded.batch import Batch, Floats
 from specproxy.adapters.embedded.drafters import ChainedDrafter
 from specproxy.adapters.embedded.facts import MTP_GRAPHS
-from specproxy.adapters.embedded.llama import Context, ContextParams, Model, ModelParams
+from specproxy.adapters.embedded.llama import Context, ContextParams, Model, ModelParams, NoRoomError
 from specproxy.adapters.embedded.mtp_assistant import MtpAssistant
 from specproxy.adapters.embedded.sequence import Sequence
 from specproxy.adapters.embedded.types import Sampling
@@ -132,6 +132,29 @@ def test_a_prefix_is_reused_as_far_as_the_target_has_it(engine: ByHand, assisted
         assert reader.end.cached_n == len(again) - 1
         assert reader.ids == assisted.text_ids("json", 80)[40:]
         assert reader.end.draft_n_accepted > 20
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_full_cache_costs_a_draft_not_the_drafting(
+    engine: ByHand, assisted: CalibratedPair, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """llama.cpp finds no room for the first guess, or for the second; the next step drafts again."""
+    drafter, decode = engine.runtime.drafters["mtp"], Context.decode
+    seen = 0
+
+    def full(self: Context, batch: Batch) -> None:
+        nonlocal seen
+        seen += self is drafter.context
+        if self is drafter.context and seen == at:
+            raise NoRoomError("the KV cache is full", 1)
+        decode(self, batch)
+
+    monkeypatch.setattr(Context, "decode", full)
+    (reader,) = engine.run(request(prompt(engine, assisted, "json"), "mtp:3", tokens=60))
+    assert reader.ids == assisted.text_ids("json", 60)
+    assert reader.end.report is not None
+    assert reader.end.report.stopped_drafting == ""
+    assert reader.end.draft_n_accepted > 30
 
 
 def test_a_seeded_text_is_the_same_with_it(engine: ByHand, assisted: CalibratedPair) -> None:
