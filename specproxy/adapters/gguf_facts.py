@@ -64,6 +64,9 @@ class ModelFacts:
     over the weights. `kv_bytes_per_token` holds for an F16 cache with every layer at full length, an upper
     bound where layers use a window. `state_bytes` is the recurrent state of one sequence.
 
+    `key_lengths` are the widths of a key in layers that see everything and in those with a window, 0 where the
+    file does not say.
+
     `expert_bytes` are all experts' weights, those of MTP layers left out. Of a drafter that is made for one
     target, `target_embd` is the width of that target (0 where the file does not say), and `markov` tells
     whether it has a Markov head.
@@ -100,6 +103,7 @@ class ModelFacts:
     state_bytes: int
     chat_template: str | None
     target_embd: int = 0
+    key_lengths: tuple[int, int] = (0, 0)
     markov: bool = False
     expert_bytes: int = 0
 
@@ -215,6 +219,7 @@ def _facts(parts: list[GgufFile]) -> ModelFacts:
         kv_bytes_per_token=shape.kv_bytes_per_token(),
         state_bytes=shape.state_bytes(),
         chat_template=fields.get("tokenizer.chat_template"),
+        key_lengths=(shape.number("attention.key_length"), shape.number("attention.key_length_swa")),
         target_embd=shape.number("embedding_length_out" if arch in ASSISTANTS else "target_hidden_size"),
         markov=any(tensor.name == MARKOV_HEAD for tensor in tensors),
         expert_bytes=sum(t.nbytes for t in tensors if EXPERTS.search(t.name) and _block(t.name) < trunk),
@@ -337,6 +342,12 @@ def _check_sidecar(target: ModelFacts, draft: ModelFacts) -> None:
         if draft.architecture not in ASSISTANTS:
             checks = [("that is {} wide", draft.embd, target.embd)]
         checks.append(("of {} tokens", draft.vocab_size, target.vocab_size))
+        if draft.architecture in ASSISTANTS:  # it reads the last layer of each kind
+            checks += [
+                ("with {} KV heads in its last layer", draft.kv_heads[-1], target.kv_heads[-1]),
+                ("with keys of {}", draft.key_lengths[0], target.key_lengths[0]),
+                ("with keys of {} in its windows", draft.key_lengths[1], target.key_lengths[1]),
+            ]
         made_for = ASSISTANTS.get(draft.architecture, draft.architecture)
         if made_for != target.architecture:
             raise _misfit(draft, f"of the architecture {made_for}", target, target.architecture)

@@ -28,7 +28,7 @@ from tests.support.calibrated import (
     _Net,
 )
 
-__all__ = ["split_model", "write_assistant", "write_noisy_assistant"]
+__all__ = ["copy_model", "split_model", "write_assistant", "write_noisy_assistant"]
 
 EMBD, LAYERS, WIDTH, CTX = 128, 3, 192, 4096  # `WIDTH` is the assistant's own
 WINDOWS = (False, True, False)  # which layers look at a window; the last two are those that an assistant reads
@@ -148,6 +148,12 @@ def split_model(model: Path, trunk: Path, head: Path) -> None:
     for path, wanted in ((trunk, False), (head, True)):
         names = {t.name for t in tensors if of_head(t.name) == wanted} | shared
         _copy(model, path, {t.name: t.data for t in tensors if t.name in names})
+
+
+def copy_model(model: Path, path: Path, *, changes: dict[str, float] | None = None, without: str = "") -> None:
+    """Copy a model with keys of its architecture changed, or without a tensor."""
+    tensors = {t.name: t.data for t in gguf.GGUFReader(model).tensors if t.name != without}
+    _copy(model, path, tensors, changes)
 
 
 def _copy(

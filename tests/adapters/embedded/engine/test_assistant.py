@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.assistant import split_model, write_assistant, write_noisy_assistant
+from tests.support.assistant import copy_model, split_model, write_assistant, write_noisy_assistant
 from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.embedded import ByHand, request
 
@@ -211,6 +211,37 @@ def test_the_graphs_are_those_of_the_library() -> None:
         pytest.skip("this build of the library has no names in it")
     plain = {name.decode().replace("_", "") for name in names}
     assert plain == {re.sub("[-_]", "", architecture) for architecture in MTP_GRAPHS}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"attention.head_count_kv": 3}, "with 3 KV heads in its last layer; .* is 1"),
+        ({"attention.key_length": 32}, "with keys of 32; .* is 64"),
+        ({"attention.key_length_swa": 32}, "with keys of 32 in its windows; .* is 64"),
+        ({"embedding_length_out": 256}, "that is 256 wide; .* is 128"),
+    ],
+)
+def test_an_assistant_that_cannot_read_the_cache_is_refused(
+    assisted: CalibratedPair, tmp_path: Path, change: dict[str, float], named: str
+) -> None:
+    """llama.cpp would end the process at an assertion."""
+    other = tmp_path / "other.gguf"
+    copy_model(assisted.draft, other, changes=change)
+    with pytest.raises(PairError, match=f"other.gguf is made for a target {named}"):
+        ByHand(assisted.target, other)
+
+
+def test_a_head_that_cannot_be_loaded_costs_the_head_alone(assisted: CalibratedPair, tmp_path: Path) -> None:
+    """The message names the file and what llama.cpp misses; the others run."""
+    damaged = tmp_path / "damaged.gguf"
+    copy_model(assisted.draft, damaged, without="nextn.post_projection.weight")
+    engine = ByHand(assisted.target, damaged)
+    assert "damaged.gguf cannot be loaded" in engine.runtime.refused["mtp"]
+    assert "nextn.post_projection" in engine.runtime.refused["mtp"]
+    (reader,) = engine.run(request(prompt(engine, assisted, "edit"), "ngram", tokens=60))
+    assert reader.ids == assisted.text_ids("edit", 60)
+    engine.close()
 
 
 # --- against an assistant computed from scratch --------------------------------------------------------
