@@ -13,7 +13,7 @@ HUGE = "glibc.malloc.hugetlb=1"
 
 def test_spinning_is_limited_and_pages_are_huge_by_default() -> None:
     """One variable that libgomp reads, and one that glibc reads."""
-    assert engine_environment({"HOME": "/"}) == {"GOMP_SPINCOUNT": "1000", "GLIBC_TUNABLES": HUGE}
+    assert engine_environment({"HOME": "/"}) == {"GOMP_SPINCOUNT": "10000", "GLIBC_TUNABLES": HUGE}
 
 
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
@@ -24,7 +24,7 @@ def test_what_the_user_has_set_about_waiting_stays(name: str) -> None:
 
 def test_what_the_user_has_set_about_memory_stays() -> None:
     """glibc's variable holds several settings, which are left alone together."""
-    assert engine_environment({"GLIBC_TUNABLES": "glibc.malloc.check=1"}) == {"GOMP_SPINCOUNT": "1000"}
+    assert engine_environment({"GLIBC_TUNABLES": "glibc.malloc.check=1"}) == {"GOMP_SPINCOUNT": "10000"}
 
 
 @pytest.mark.parametrize(
