@@ -4,11 +4,12 @@
 
 Every comparison is made in pairs, one request after the other on the same new text, in shuffled order; rounds
 go through all comparisons, so that a slow spell of the machine meets them all alike, and end when the time is
-up. Both load their weights in the same way, in the same environment; `shipped` is a llama-server with its own
-defaults, which maps the file. What is shown is the median of the ratios (above 1: the engine is faster) with a
-bootstrap interval of 90%. A second llama-server without speculation, paired with the first, shows what a ratio
-of equals looks like here. The last line is one JSON object, null where nothing was measured; it comes after an
-interruption too.
+up. All servers are started several times, in shuffled order: processes of one program differ for as long as
+they live, by the memory that they were given. Both load their weights in the same way, in the same environment;
+`shipped` is a llama-server with its own defaults, which maps the file. What is shown is the median of the
+ratios (above 1: the engine is faster) with a bootstrap interval of 90% over servers and pairs. A second
+llama-server without speculation, paired with the first, shows what a ratio of equals looks like here. The last
+line is one JSON object, null where nothing was measured; it comes after an interruption too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ SHARES = {
     "streams": 0.2,
     "real": 0.15,
 }  # of the time; the rest is for loading, and for steps
-LEAST_ROUNDS = 3
+STARTS = 4  # of all servers
+LEAST_ROUNDS = 1  # for each of them
 
 Prompt = Callable[[int], str]
 Side = tuple[Server, dict[str, str]]
@@ -62,15 +64,23 @@ class Comparison:
 class Bench:
     """Runs pairs of requests on new texts, and collects what they show."""
 
-    def __init__(self, figures: Figures, minutes: float, tokens: int) -> None:
-        self.figures, self.tokens = figures, tokens
+    def __init__(self, figures: Figures, minutes: float, tokens: int, starts: int = STARTS) -> None:
+        self.figures, self.tokens, self.starts = figures, tokens, starts
         self.seconds = 60 * minutes
         self.rng = random.Random(1)
         self.numbers = itertools.count()
 
+    def started(self, starts: Mapping[str, Callable[[], Server]]) -> Iterator[dict[str, Server]]:
+        """All servers by name, started again and again, in another order each time; stopped in between."""
+        for _ in range(self.starts):
+            self.figures.new_servers()
+            with ExitStack() as running:
+                names = self.rng.sample(list(starts), len(starts))
+                yield {name: running.enter_context(starts[name]()) for name in names}
+
     def rounds(self, part: str) -> Iterator[int]:
-        """Round after round until the part's share of the time is used up."""
-        end = time.monotonic() + SHARES[part] * self.seconds
+        """Round after round until the servers' share of the part's time is used up."""
+        end = time.monotonic() + SHARES[part] * self.seconds / self.starts
         for number in itertools.count():
             if number >= LEAST_ROUNDS and time.monotonic() >= end:
                 return
@@ -122,64 +132,61 @@ def real_prompt(number: int) -> str:
 
 def bench_calibrated(bench: Bench, program: ServerProgram, pair: CalibratedPair, threads: int) -> None:
     """All strategies on the calibrated model, and four streams at once."""
-    with ExitStack() as servers:
-        engine = servers.enter_context(start_engine(pair.target, pair.draft, threads=threads))
 
-        def rival(strategy: str, slots: int = 1) -> Server:
-            draft = pair.draft if strategy == "draft" else None
-            return servers.enter_context(
-                start_llama_server(program, pair.target, draft, LENGTHS[strategy], threads=threads, slots=slots)
-            )
+    def rival(strategy: str, slots: int = 1, *, shipped: bool = False) -> Callable[[], Server]:
+        draft = pair.draft if strategy == "draft" else None
+        return lambda: start_llama_server(
+            program, pair.target, draft, LENGTHS[strategy], threads=threads, slots=slots, shipped=shipped
+        )
 
-        plain = rival("plain")
-        comparisons = [Comparison("null", (plain, {}), (rival("plain"), {}))]
+    starts = {strategy: rival(strategy) for strategy in STRATEGIES} | {
+        "engine": lambda: start_engine(pair.target, pair.draft, threads=threads),
+        "null": rival("plain"),
+        "shipped": rival("plain", shipped=True),
+        "slots": rival("plain", STREAMS),
+    }
+    prompt = calibrated_prompt(pair)
+    names = ("null", *STRATEGIES, "shipped", "batch4_plain", "batch4_mixed")
+    for servers in bench.started(starts):
+        engine = servers["engine"]
+        comparisons = [Comparison("null", (servers["plain"], {}), (servers["null"], {}))]
         for strategy in STRATEGIES:
-            theirs = plain if strategy == "plain" else rival(strategy)
-            comparisons.append(Comparison(strategy, (engine, header(strategy)), (theirs, {})))
-        shipped = start_llama_server(program, pair.target, None, "plain", threads=threads, shipped=True)
-        servers.enter_context(shipped)
-        comparisons.append(Comparison("shipped", (engine, header("plain")), (shipped, {})))
-        slots = rival("plain", STREAMS)
-        prompt = calibrated_prompt(pair)
+            comparisons.append(Comparison(strategy, (engine, header(strategy)), (servers[strategy], {})))
+        comparisons.append(Comparison("shipped", (engine, header("plain")), (servers["shipped"], {})))
         for _ in bench.rounds("calibrated"):
             for comparison in comparisons:
                 bench.pair(comparison, prompt)
             next(bench.numbers)  # seven a round, four kinds of text: each comparison meets all in turn
-        for comparison in comparisons:
-            bench.figures.show(comparison.name)
-        all_plain, mixed, bare = [header("plain")] * STREAMS, [header(s) for s in STRATEGIES], [{}] * STREAMS
-        batch = Comparison("batch4_plain", (engine, {}), (slots, {}))
+        all_plain, mixed = [header("plain")] * STREAMS, [header(s) for s in STRATEGIES]
+        bare: list[dict[str, str]] = [{}] * STREAMS
+        batch = Comparison("batch4_plain", (engine, {}), (servers["slots"], {}))
         both = Comparison("batch4_mixed", (engine, {}), (engine, {}))
         for _ in bench.rounds("streams"):
             bench.streams(batch, [all_plain, bare], prompt)
             bench.streams(both, [mixed, all_plain], prompt)
-        bench.figures.show("batch4_plain")
-        bench.figures.show("batch4_mixed")
+    for name in names:
+        bench.figures.show(name)
 
 
 def bench_real(bench: Bench, program: ServerProgram, threads: int) -> None:
     """Plain and n-gram on SmolLM2 in F16."""
     model = smollm2("F16")
-    with ExitStack() as servers:
-        engine = servers.enter_context(start_engine(model, None, threads=threads))
+    strategies = ("plain", "ngram")
+
+    def rival(strategy: str) -> Callable[[], Server]:
+        return lambda: start_llama_server(program, model, None, LENGTHS[strategy], threads=threads)
+
+    starts = {strategy: rival(strategy) for strategy in strategies}
+    for servers in bench.started(starts | {"engine": lambda: start_engine(model, None, threads=threads)}):
         comparisons = [
-            Comparison(
-                f"smollm2_{strategy}",
-                (engine, header(strategy)),
-                (
-                    servers.enter_context(
-                        start_llama_server(program, model, None, LENGTHS[strategy], threads=threads)
-                    ),
-                    {},
-                ),
-            )
-            for strategy in ("plain", "ngram")
+            Comparison(f"smollm2_{strategy}", (servers["engine"], header(strategy)), (servers[strategy], {}))
+            for strategy in strategies
         ]
         for _ in bench.rounds("real"):
             for comparison in comparisons:
                 bench.pair(comparison, real_prompt)
-        for comparison in comparisons:
-            bench.figures.show(comparison.name)
+    for strategy in strategies:
+        bench.figures.show(f"smollm2_{strategy}")
 
 
 def bytes_a_token(model: Path) -> int:
@@ -215,7 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=6.0, help="about how long to measure")
+    parser.add_argument("--minutes", type=float, default=8.0, help="about how long to measure")
     parser.add_argument("--tokens", type=int, default=64, help="length of each reply")
     parser.add_argument("--quick", action="store_true", help="two minutes, and no compiling of a llama-server")
     args = parser.parse_args()
@@ -223,7 +230,8 @@ def main() -> None:
     program, source = native_program(args.llama_server, compile_it=not args.quick)
     print(f"llama-server: {source}\n{program.build}", flush=True)
     figures = Figures(source)
-    bench = Bench(figures, 2.0 if args.quick else args.minutes, args.tokens)
+    minutes, starts = (2.0, 2) if args.quick else (args.minutes, STARTS)
+    bench = Bench(figures, minutes, args.tokens, starts)
     try:
         pair = calibrated()
         bench_calibrated(bench, program, pair, args.threads)

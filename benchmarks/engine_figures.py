@@ -37,12 +37,22 @@ class Ratio:
     high: float
 
     @classmethod
-    def of(cls, ratios: Sequence[float]) -> Ratio:
-        """Bootstrap over pairs, 90%."""
-        values = np.asarray(ratios)
-        draws = np.random.default_rng(0).choice(values, (2000, len(values)))
-        low, high = np.quantile(np.median(draws, axis=1), [0.05, 0.95])
-        return cls(float(np.median(values)), float(low), float(high))
+    def of(cls, groups: Sequence[Sequence[float]]) -> Ratio:
+        """Median of all ratios, and a bootstrap interval of 90%.
+
+        Args:
+            groups: ratios by the servers that they were measured on, at least one. Two processes of the same
+                program differ in speed for as long as they live, so what is drawn are servers first, and then
+                pairs of requests on them.
+        """
+        rng = np.random.default_rng(0)
+        values = [np.asarray(group) for group in groups if group]
+        medians = []
+        for _ in range(2000):
+            drawn = [values[at] for at in rng.integers(len(values), size=len(values))]
+            medians.append(np.median(np.concatenate([rng.choice(group, len(group)) for group in drawn])))
+        low, high = np.quantile(medians, [0.05, 0.95])
+        return cls(float(np.median(np.concatenate(values))), float(low), float(high))
 
     def __str__(self) -> str:
         return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -53,11 +63,16 @@ class Figures:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._ratios: dict[str, list[float]] = {}
+        self._ratios: dict[str, list[list[float]]] = {}  # by servers
+        self._servers = 0
         self._speeds: dict[str, list[tuple[float, float]]] = {}
         self._drafts: dict[str, list[int]] = {}  # ours drafted, accepted, theirs drafted, accepted
         self._values: dict[str, float] = {}
         self._texts = self._forks = 0
+
+    def new_servers(self) -> None:
+        """What is added from here on was measured on other processes."""
+        self._servers += 1
 
     def add_pair(self, name: str, ours: Reply, theirs: Reply) -> None:
         """One text, said by both."""
@@ -72,7 +87,10 @@ class Figures:
 
     def add_ratio(self, name: str, ratio: float) -> None:
         """Their time over ours."""
-        self._ratios.setdefault(name, []).append(ratio)
+        groups = self._ratios.setdefault(name, [])
+        while len(groups) <= self._servers:
+            groups.append([])
+        groups[self._servers].append(ratio)
 
     def set(self, key: str, value: float) -> None:
         """A value of its own."""
@@ -80,10 +98,14 @@ class Figures:
 
     def show(self, name: str) -> None:
         """Print one comparison."""
-        line = f"{name:14} {Ratio.of(self._ratios[name])} of {len(self._ratios[name]):3}"
+        groups = self._ratios[name]
+        line = f"{name:14} {Ratio.of(groups)} of {sum(map(len, groups)):3}"
         if name in self._speeds:
             ours, theirs = np.median(np.array(self._speeds[name]), axis=0)
             line += f"   {ours:6.1f} against {theirs:6.1f} tok/s"
+        each = [f"{np.median(group):.3f}" for group in groups if group]
+        if len(each) > 1:
+            line += f"   by servers {' '.join(each)}"
         if any(self._drafts.get(name, ())):
             a, b, c, d = self._drafts[name]
             line += f"   accepted {b}/{a} against {d}/{c}"
