@@ -101,7 +101,7 @@ def test_context_is_learnt_by_width() -> None:
     """Narrow steps read the cache once, wide ones compute with it as well."""
     costs = known(w8=2.0)
     for i in range(400):
-        context = 500 + i
+        context = 1500 + i
         costs.decoded(1, PLAIN_S * (1 + 1e-3 * context), context)
         costs.decoded(8, PLAIN_S * (2 + 3e-3 * context), context)
     assert costs.verify(1, 2000) == pytest.approx(3 * PLAIN_S, rel=0.05)
@@ -152,7 +152,7 @@ def test_costs_outlive_a_restart() -> None:
     costs = known(w4=1.6)
     costs.guessed("mtp", 3, 0.006)
     for i in range(300):
-        costs.decoded(1, PLAIN_S * 1.5, 500 + i)
+        costs.decoded(1, PLAIN_S * 1.5, 1500 + i)
     again = StepCosts()
     again.restore(json.loads(json.dumps(costs.to_json())))
     for width in (1, 2, 4, 7, 12):
