@@ -36,6 +36,7 @@ PROBING = 0.004  # share of the time that trials may cost of a drafter for which
 WORTH = 0.03  # gain that is hoped for, as a share of the speed, below which that share is less
 NEW, FEW = 0.03, 4.0  # what is added to it where the learner knows nothing, and guesses that halve this
 LEAST_ZEAL = 1 / 16  # what is left of it by trials that fail, each of which halves it
+MANY = 64  # tokens by which it is told what keeping a drafter in step takes
 RESTS = 3  # steps for which a plain step that was thought over is not thought over again
 
 
@@ -145,6 +146,16 @@ class AutoController:
         """See `Controller`."""
         return {name: tuple(regimes.counts) for name, regimes in self._guesses.items() if any(regimes.counts)}
 
+    def keeps(self, drafter: str) -> bool:
+        """See `Controller`: where what may be gained is more than what keeping it in step takes."""
+        view = self._view
+        if view is None or drafter not in view.ready or self._last.drafter == drafter:
+            return True
+        view = replace(view, room=max(view.room, view.limits[drafter]))
+        best = max(self._options(view)[0]).rate
+        upkeep = self.costs.catch_up(drafter, MANY) / MANY  # of a token, in seconds
+        return self._gain(drafter, view, best) / best > upkeep * best
+
     def explain(self) -> str:
         """See `Controller`."""
         view = self._view
@@ -187,10 +198,7 @@ class AutoController:
             name = own.name
             if name not in self._trials or own.lead or self._last.drafter == name:
                 continue
-            least, gain = STAY * best, 0.0
-            for weight, speed in zip(self._guesses[name].weights(), self._speeds(name, view), strict=True):
-                if speed > least:
-                    gain += weight * (speed - least)
+            gain = self._gain(name, view, best)
             if not gain:
                 continue
             tokens = own.tokens + _others(view)[1]
@@ -203,13 +211,19 @@ class AutoController:
                 return own
         return None
 
+    def _gain(self, name: str, view: StepView, best: float) -> float:
+        """Tokens a second by which a drafter is expected to beat the best, counting levels at which it does."""
+        pairs = zip(self._guesses[name].weights(), self._speeds(name, view), strict=True)
+        return sum(weight * (speed - STAY * best) for weight, speed in pairs if speed > STAY * best)
+
     def _speeds(self, name: str, view: StepView) -> list[float]:
-        """Of a drafter at each level of its chance, the best length each; looked at now and then."""
+        """Of a drafter in step at each level of its chance, the best length each; looked at now and then."""
         kept = self._kept.get(name)
         most = min(view.room, view.limits[name])
         key = (*_others(view), view.context >> 7, most)
         if kept is None or kept[0] != key:
             rights = [self._guesses[name].rights(most, level) for level in range(len(LEVELS))]
+            view = replace(view, late={})
             speeds = [self._lengths(view, name, each)[0].rate for each in rights]
             kept = self._kept[name] = (key, speeds)
         return kept[1]

@@ -106,6 +106,10 @@ class Controller(Protocol):
         """Guesses by level of their chance (`regimes.LEVELS`), by drafter; for the learner."""
         ...
 
+    def keeps(self, drafter: str) -> bool:
+        """Whether to keep a drafter's cache in step, even while it is not used."""
+        ...
+
     def explain(self) -> str:
         """Why nothing is drafted any more; empty while something is, and where no choice is made."""
         ...
@@ -132,6 +136,10 @@ class FixedController:
     def levels(self) -> dict[str, tuple[float, ...]]:
         """See `Controller`."""
         return {}
+
+    def keeps(self, drafter: str) -> bool:  # noqa: ARG002  # auto's need
+        """See `Controller`."""
+        return True
 
     def explain(self) -> str:
         """See `Controller`."""

@@ -305,6 +305,25 @@ def test_a_trial_counts_what_the_drafter_has_to_catch_up_with() -> None:
     assert tried[1] < tried[0]
 
 
+@pytest.mark.parametrize(
+    ("guess", "steepness", "chance", "kept"), [(0.12, 1.0, 0.5, True), (0.12, 5.0, 0.4, False)]
+)
+def test_a_head_is_kept_in_step_where_it_may_gain_more_than_that_takes(
+    guess: float, steepness: float, chance: float, kept: bool
+) -> None:
+    """On a fast model of many experts keeping up takes some percent of every step, for nothing."""
+    priors = EnginePriors("r", "w", acceptance={"mtp": ((100 * chance, 100.0),)})
+    controller = AutoController(measured(steepness), 3, priors)
+    assert controller.keeps("mtp")  # nothing is known of the text
+    view = StepView(("mtp",), 0, LIMITS, 50, 9, late={"mtp": 200})
+    for _ in range(9):
+        plan = controller.plan(view)
+        controller.learn(StepOutcome(plan, 0, plan.length, 0, PLAIN_S, proposed=plan.length))
+    controller.costs.guessed("mtp", 1, guess * PLAIN_S * (1 + 0.2 * 199), late=200)
+    controller.plan(view)
+    assert controller.keeps("mtp") is kept
+
+
 def test_a_trial_that_went_well_is_repeated_at_once() -> None:
     """Good guesses are found within some steps; bad ones cost few."""
     found = []
