@@ -16,6 +16,7 @@ __all__ = ["CURVE", "GUESS", "StepCosts"]
 
 # Cost of verifying w tokens in plain steps, where nothing was measured yet: a dense model on a CPU.
 CURVE = ((1, 1.0), (2, 1.15), (3, 1.25), (4, 1.55), (5, 1.62), (6, 1.78), (8, 2.2), (10, 2.55), (16, 3.5))
+EXPERT_SHARE = 0.9  # of the weights that a token reads, where only some experts are read
 GUESS = {"mtp": 0.12, "draft": 0.15}  # cost of one guess, in plain steps
 SHRINK = 2.0  # measurements at one width that count as much as the curve's shape
 RATE = 0.05  # of a measurement in a running mean
@@ -62,9 +63,11 @@ class StepCosts:
 
     Args:
         slope: expected cost of a token of context, as a share of a plain step at none.
+        experts: how many the model has and how many a token uses, (0, 0) for a dense one.
     """
 
-    def __init__(self, slope: float = 0.0) -> None:
+    def __init__(self, slope: float = 0.0, experts: tuple[int, int] = (0, 0)) -> None:
+        self._experts = experts
         self._widths: dict[int, Mean] = {}
         self._guesses: dict[str, Mean] = {}
         self._late: dict[str, Mean] = {}  # by drafter, of each token that it catches up with
@@ -199,8 +202,8 @@ class StepCosts:
         return own if own is not None else self._slopes.get(1, self._slope)
 
     def _shape(self, width: int) -> float:
-        """Of widths that were not measured: between the neighbours that were, by `CURVE`."""
-        shape = _curve(width)
+        """Of widths that were not measured: between the neighbours that were, by what is expected."""
+        shape = self._expected(width)
         below = [w for w in self._widths if w < width]
         above = [w for w in self._widths if w > width]
         if not below or not self.knows_plain:
@@ -208,11 +211,24 @@ class StepCosts:
         w0 = max(below)
         c0 = self._widths[w0].value / self._unit
         if not above:
-            return c0 * shape / _curve(w0)
+            return c0 * shape / self._expected(w0)
         w1 = min(above)
         c1 = self._widths[w1].value / self._unit
-        share = (shape - _curve(w0)) / (_curve(w1) - _curve(w0))
+        share = (shape - self._expected(w0)) / (self._expected(w1) - self._expected(w0))
         return c0 + share * (c1 - c0)
+
+    def _expected(self, width: int) -> float:
+        """Cost of a width in plain steps before anything was measured.
+
+        Tokens choose their experts nearly independently, so that w of them read E·(1 − (1 − k/E)^w) of E
+        experts if each uses k (MoESD, arXiv 2505.19645).
+        """
+        experts, used = self._experts
+        dense = _curve(width)
+        if not 0 < used < experts:
+            return dense
+        spread = experts / used * (1 - (1 - used / experts) ** width)
+        return max(dense, 1 - EXPERT_SHARE + EXPERT_SHARE * spread)
 
     @property
     def _unit(self) -> float:

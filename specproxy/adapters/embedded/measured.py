@@ -58,7 +58,8 @@ class Measured:
         """What is known; for a set-up that is new, what a profile finds."""
         if self._costs is None:
             facts = runtime.facts
-            self._costs = StepCosts(facts.kv_bytes_per_token / max(1, facts.weight_bytes))
+            slope = facts.kv_bytes_per_token / max(1, facts.weight_bytes)
+            self._costs = StepCosts(slope, (facts.expert_count, facts.expert_used_count))
             if self._options.state is not None:
                 self._path = self._options.state / f"costs-{_fingerprint(runtime)}.json"
             if not self._read():

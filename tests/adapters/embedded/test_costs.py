@@ -85,6 +85,21 @@ def test_widths_that_were_not_measured_lie_between_their_neighbours() -> None:
     assert costs.verify(16) / PLAIN_S > 10.0
 
 
+def test_each_token_brings_experts_of_its_own() -> None:
+    """Two tokens of 32 experts, of which each uses four, read 7.5; a long draft reads nearly all."""
+    experts = StepCosts(experts=(32, 4))
+    assert experts.verify(2) == pytest.approx(0.1 + 0.9 * 7.5 / 4)
+    assert experts.verify(17) == pytest.approx(0.1 + 0.9 * 8, rel=0.12)
+    dense = StepCosts(experts=(32, 32))
+    assert dense.verify(2) == StepCosts().verify(2) < 1.2
+    for costs in (experts, dense):
+        for width, ratio in ((1, 1.0), (2, 1.4), (8, 3.0)):
+            for _ in range(20):
+                costs.decoded(width, PLAIN_S * ratio)
+        assert costs.verify(2) == pytest.approx(1.4 * PLAIN_S)  # what was measured is believed
+        assert 1.4 < costs.verify(4) / PLAIN_S < 3.0
+
+
 def test_one_measurement_counts_less_than_many() -> None:
     """Noise at one width does not decide at once."""
     costs = known()
