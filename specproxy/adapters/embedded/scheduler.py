@@ -392,7 +392,7 @@ class Scheduler:
             sequence.tally.add_plain(seconds)
         self._went_on(sequence, new, reason)
         if sequence.hidden is not None and sequence.hidden.n > LAZY_ROWS:
-            if sequence.controller.keeps("mtp"):
+            if self._keeps_head(sequence):
                 self._in_step(sequence)
             elif sequence.hidden.n > MOST_ROWS:
                 sequence.disable("mtp", "keeping it in step takes more than it may gain")
@@ -428,7 +428,7 @@ class Scheduler:
         if event is not None:
             self._emit(sequence.sink, event)
         self._emit(sequence.sink, end)
-        if sequence.hidden is not None and sequence.hidden.n > FEW_ROWS and sequence.controller.keeps("mtp"):
+        if sequence.hidden is not None and sequence.hidden.n > FEW_ROWS and self._keeps_head(sequence):
             self._in_step(sequence)  # or the next turn would have to go through the text again; nobody waits
         self._leave(sequence)
 
@@ -445,6 +445,11 @@ class Scheduler:
         if sequence.hidden is not None:
             rows = self._runtime.context.hidden(self._runtime.batch.n)
             sequence.hidden.push(rows[at : at + count])
+
+    def _keeps_head(self, sequence: Sequence) -> bool:
+        """Whether keeping the MTP cache in step is worth it; a head without a cache costs nothing."""
+        head = self._runtime.drafters.get("mtp")
+        return head is None or not head.contexts or sequence.controller.keeps("mtp")
 
     def _in_step(self, sequence: Sequence) -> None:
         """Feed the MTP cache with what it lacks, as far as hidden rows are there, but for the newest token."""

@@ -20,8 +20,9 @@ from tests.support.random_model import write_random
 # isort: split
 from specproxy.adapters.embedded import drafters, runtime
 from specproxy.adapters.embedded.batch import Batch
+from specproxy.adapters.embedded.controller import PLAIN
 from specproxy.adapters.embedded.llama import Context, ContextParams
-from specproxy.adapters.embedded.scheduler import FEW_ROWS
+from specproxy.adapters.embedded.scheduler import FEW_ROWS, MOST_ROWS
 from specproxy.adapters.embedded.types import Sampling, TokenEvent
 from specproxy.errors import RequestError, SpecproxyError
 
@@ -273,6 +274,24 @@ def test_second_turn_reuses_the_first(calibrated: ByHand, pair: CalibratedPair, 
     assert again.end.cached_n + again.end.prompt_n == len(second)
     if strategy != "auto":  # which goes by the time that steps take
         assert again.end.draft_n_accepted == fresh.end.draft_n_accepted
+
+
+def test_a_head_that_may_not_pay_is_given_up(pair: CalibratedPair) -> None:
+    """Its rows wait at first; the text is the same, the reply says why, and the next turn reuses it all."""
+    engine = ByHand(pair.target, pair.draft, context=2048, parallel=1)
+    first = prompt(engine, pair, "prose")
+    reader = engine.submit(request(first, "auto", tokens=MOST_ROWS + 60))
+    (sequence,) = engine.scheduler._waiting
+    sequence.controller.keeps = lambda drafter: drafter != "mtp"  # type: ignore[method-assign]  # as on a fast model
+    sequence.controller.plan = lambda view: PLAIN  # type: ignore[method-assign]  # so that all rows wait
+    engine.finish()
+    assert reader.ids == pair.text_ids("prose", MOST_ROWS + 60)
+    assert reader.end.report is not None
+    assert "mtp: keeping it in step takes more than it may gain" in reader.end.report.stopped_drafting
+    second = [*first, *reader.ids, *engine.tokenize("and now " + pair.marker("code", 3))[1:]]
+    (again,) = engine.run(request(second, "auto", tokens=8))
+    assert again.end.cached_n >= len(first) + MOST_ROWS + 60 - 2
+    engine.close()
 
 
 def test_prefix_is_shared_with_a_sequence_that_runs(random: ByHand, noisy: tuple[Path, Path]) -> None:
