@@ -129,11 +129,11 @@ def profile(
     late: dict[str, list[float]] = {}
     widths = WIDTHS[: 1 + runtime.longest]
     try:
-        target = _Timed(runtime.context, runtime.batch, runtime.target.n_vocab, clock)
-        drafters = {
+        drafters = {  # which may share the target's cache, and begin by emptying it
             name: _Timed(drafter.context, drafter.batch, drafter.context.model.n_vocab, clock)
             for name, drafter in runtime.drafters.items()
         }
+        target = _Timed(runtime.context, runtime.batch, runtime.target.n_vocab, clock)
         for number in range(ROUNDS):
             for width in widths:
                 known = seconds.get(width) or [median(times) * width for times in seconds.values()]
