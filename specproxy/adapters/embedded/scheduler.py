@@ -1,14 +1,13 @@
 """Continuous batching: what every step decodes, for which sequence, and what becomes of it.
 
 Everything here runs on one thread and never waits. A step takes the newest token of every decoding sequence,
-with its draft, and a part of the prompts that are still to be processed, through the target in one decode.
+with its draft, and a part of the prompts still to be processed, through the target in one decode.
 
 The MTP cache is kept in step for exactly the requests whose strategy may use it: the head needs a hidden row
 for every position, so starting it late would mean going through the text again. A request that may use it
 therefore reuses only as much of a cached prefix as the MTP cache covers. Under ``auto`` it goes without the
-head instead if more than `MTP_GAP` tokens would have to be processed again for it, or if its controller says
-that keeping the cache in step takes more than the head may gain: on a fast model 2 to 4% of all time. A head
-that reads the target's cache has none of its own, and none of these cares.
+head where more than `MTP_GAP` tokens would have to be processed again for it, or keeping it in step takes more
+than it may gain. A head that reads the target's cache has none of these cares.
 """
 
 from __future__ import annotations
@@ -223,7 +222,8 @@ class Scheduler:
                 width += sequence.plan.total
                 tokens += sequence.plan.expected - 1
             self._propose(drafting, len(decoding))
-            self._prune(drafting)
+            for sequence in drafting:
+                sequence.prune()
         parts = self._fill(decoding)
         if not parts:
             return False
@@ -314,15 +314,6 @@ class Scheduler:
                 (only,) = ready
                 self.costs.guessed(name, len(only.draft), only.draft_seconds, only.late)
 
-    @staticmethod
-    def _prune(decoding: list[Sequence]) -> None:
-        """Cut drafts at the first token that the grammar does not allow: the rest would be verified in vain."""
-        for sequence in decoding:
-            sequence.proposed = len(sequence.draft)
-            grammar = sequence.sampler.grammar
-            if grammar is not None and sequence.draft and sequence.plan.drafter != "forced":
-                del sequence.draft[grammar.legal_start(sequence.draft) :]
-
     def _fill(self, decoding: list[Sequence]) -> list[tuple[Sequence, int, int, int]]:
         """Build the step's batch: (sequence, tokens, index of the first, index of its first logits row)."""
         batch = self._runtime.batch
@@ -391,11 +382,7 @@ class Scheduler:
         else:
             sequence.tally.add_plain(seconds)
         self._went_on(sequence, new, reason)
-        if sequence.hidden is not None and sequence.hidden.n > LAZY_ROWS:
-            if self._keeps_head(sequence):
-                self._in_step(sequence)
-            elif sequence.hidden.n > MOST_ROWS:
-                sequence.disable("mtp", "keeping it in step takes more than it may gain")
+        self._keep_up(sequence, LAZY_ROWS)
 
     def _sample(self, sequence: Sequence, rows: Floats) -> tuple[list[int], str]:
         """Draw tokens as long as the draft goes on as drawn; returns them and why the sequence ends, if so."""
@@ -428,8 +415,7 @@ class Scheduler:
         if event is not None:
             self._emit(sequence.sink, event)
         self._emit(sequence.sink, end)
-        if sequence.hidden is not None and sequence.hidden.n > FEW_ROWS and self._keeps_head(sequence):
-            self._in_step(sequence)  # or the next turn would have to go through the text again; nobody waits
+        self._keep_up(sequence, FEW_ROWS)  # or the next turn would go through the text again; nobody waits
         self._leave(sequence)
 
     def _abandon(self, sequence: Sequence, error: SpecproxyError) -> None:
@@ -446,10 +432,13 @@ class Scheduler:
             rows = self._runtime.context.hidden(self._runtime.batch.n)
             sequence.hidden.push(rows[at : at + count])
 
-    def _keeps_head(self, sequence: Sequence) -> bool:
-        """Whether keeping the MTP cache in step is worth it; a head without a cache costs nothing."""
-        head = self._runtime.drafters.get("mtp")
-        return head is None or not head.contexts or sequence.controller.keeps("mtp")
+    def _keep_up(self, sequence: Sequence, few: int) -> None:
+        """If more rows wait, bring the MTP cache in step where that is worth it; no cache costs nothing."""
+        rows = 0 if sequence.hidden is None else sequence.hidden.n
+        if rows > few and (not self._runtime.drafters["mtp"].contexts or sequence.controller.keeps("mtp")):
+            self._in_step(sequence)
+        elif rows > MOST_ROWS:
+            sequence.disable("mtp", "keeping it in step takes more than it may gain")
 
     def _in_step(self, sequence: Sequence) -> None:
         """Feed the MTP cache with what it lacks, as far as hidden rows are there, but for the newest token."""

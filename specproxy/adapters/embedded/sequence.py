@@ -187,6 +187,13 @@ class Sequence:
         self.plan, self.draft, self.proposed, self.draft_seconds = PLAIN, [], 0, 0.0
         self.copied, self.match_length, self.run, self.late = [], 0, [], 0
 
+    def prune(self) -> None:
+        """Cut the draft at the first token that the grammar does not allow: the rest would be in vain."""
+        self.proposed = len(self.draft)
+        grammar = self.sampler.grammar
+        if grammar is not None and self.draft and self.plan.drafter != "forced":
+            del self.draft[grammar.legal_start(self.draft) :]
+
     def disable(self, drafter: str, reason: str) -> None:
         """Go on without a drafter."""
         self.drafters = tuple(name for name in self.drafters if name != drafter)
