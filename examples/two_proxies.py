@@ -22,6 +22,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from specproxy.adapters.server_program import find_program
 
@@ -74,6 +75,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=32)
     args = parser.parse_args()
+    if not Path(args.model).is_file():
+        sys.exit(f"{args.model}: no such file; give the path of a .gguf file")
     if shutil.which("redis-server") is None:
         sys.exit("redis-server is not installed: apt install redis-server")
     program = find_program()

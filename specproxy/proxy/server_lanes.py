@@ -101,7 +101,8 @@ def wish_of(server: Server, lane: Lane | None, *, plain_there: bool) -> tuple[Wi
 def health_of(url: str, found: ProbeResult) -> tuple[Health, str]:
     """Of a server's own lanes, with a note."""
     if not found.reachable:
-        return Health.UNHEALTHY, f"{url} cannot be reached"
+        what = "takes connections, but does not answer in HTTP" if found.silent else "cannot be reached"
+        return Health.UNHEALTHY, f"{url} {what}"
     return (Health.UNHEALTHY, "it is loading") if found.loading else (Health.READY, "")
 
 

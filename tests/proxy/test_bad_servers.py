@@ -22,8 +22,10 @@ from specproxy.proxy.sidecar import Sidecar
 from specproxy.records import Control, Health, Lane, Outcome, Strategy
 from specproxy.strategies.learner import Learner
 from tests.support.client import RawClient, RawReply, post
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy, running_proxy
 from tests.support.rude import MOODS, RudeServer
+from tests.support.upstream import Conn, Upstream
 
 SIDECAR_KINDS = ("in front of llama-server", "llama-router", "ollama")
 KINDS = (*ADAPTERS, *SIDECAR_KINDS)
@@ -178,3 +180,28 @@ async def test_a_deployment_without_the_model_is_out_of_use(kind: str) -> None:
         [status] = backend.lanes()
         assert (status.health, status.note) == (Health.UNHEALTHY, "it has no model M; it has m")
         await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    ("answer", "note"),
+    [
+        (b"220 mail.example ESMTP\r\n", "takes connections, but does not answer in HTTP"),
+        (None, "cannot be reached"),
+    ],
+)
+async def test_what_is_no_server_of_ours_is_said(answer: bytes | None, note: str) -> None:
+    """Something that speaks another protocol is told from nobody at all."""
+
+    async def script(conn: Conn) -> None:
+        await conn.send(answer or b"")
+        conn.close()
+
+    async with Upstream(script) as upstream:
+        url = upstream.url if answer else f"http://127.0.0.1:{free_port()}"
+        fleet = Sidecar([url], Prober(), weights=lambda *_: Weights())
+        await fleet.start()
+        try:
+            (status,) = fleet.backends[0].lanes()
+            assert (status.health, status.note) == (Health.UNHEALTHY, f"{url} {note}")
+        finally:
+            await fleet.aclose()
