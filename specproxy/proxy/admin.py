@@ -91,6 +91,10 @@ class _Call:
     body: bytes = field(repr=False)
 
 
+def _name(target: str) -> str:
+    return urlsplit(target).path.removeprefix(PREFIX.rstrip("/")).lstrip("/")
+
+
 class Admin:
     """Answers requests under `PREFIX`. At most `watchers` streams of events are open at a time."""
 
@@ -110,19 +114,28 @@ class Admin:
             "api/lift": ("POST", self._lift),
         }
 
-    def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Answer one request; `headers` must look names up without regard to case. Bad input never raises."""
-        parts = urlsplit(target)
-        name = parts.path.removeprefix(PREFIX.rstrip("/")).lstrip("/")
+    def refuse(self, method: str, target: str, headers: Mapping[str, str]) -> Reply | None:
+        """Why a request may not be answered, as far as its head tells; its body need not be read then."""
+        name = _name(target)
         try:
             if name != "health":  # tells nothing, and container probes have no token
                 self._guard.check(headers)
             if name not in self._routes:
                 raise RequestError("no such page", status=404, code="not_found", hint=f"see {PREFIX}")
-            verb, handler = self._routes[name]
+            verb, _ = self._routes[name]
             if method not in (verb, "HEAD" if verb == "GET" else verb):
                 raise RequestError(f"use {verb} here", status=405, code="method_not_allowed")
-            reply = handler(_Call(parse_qs(parts.query), headers, body))
+        except RequestError as error:
+            return _refusal(error.status, error.code, str(error))
+        return None
+
+    def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Answer one request; `headers` must look names up without regard to case. Bad input never raises."""
+        if (refused := self.refuse(method, target, headers)) is not None:
+            return refused
+        _, handler = self._routes[_name(target)]
+        try:
+            reply = handler(_Call(parse_qs(urlsplit(target).query), headers, body))
         except RequestError as error:
             return _refusal(error.status, error.code, str(error))
         except SpecproxyError as error:

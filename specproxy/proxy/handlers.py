@@ -12,7 +12,7 @@ from typing import Protocol
 from specproxy.adapters.base import ResponseHead
 from specproxy.adapters.tasks import Tasks
 from specproxy.errors import LaneUnavailable, RequestError, SpecproxyError
-from specproxy.proxy.bodies import read_up_to, too_long
+from specproxy.proxy.bodies import read_up_to
 from specproxy.proxy.client import RelayResponse
 from specproxy.proxy.cors import preflight, sharing
 from specproxy.proxy.dialects import dialect_of, render_error
@@ -56,6 +56,10 @@ class AdminReply(Protocol):
 
 class AdminRoutes(Protocol):
     """What answers under ``/specproxy/``."""
+
+    def refuse(self, method: str, target: str, headers: Mapping[str, str]) -> AdminReply | None:
+        """The answer to a request whose body need not be read; None where it has to be."""
+        ...
 
     def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> AdminReply:
         """Answer one request; never raises for bad input, never blocks."""
@@ -231,13 +235,23 @@ class Handlers:
         log.warning("a limit was reached: %s (%s)%s", error.message, error.hint or error.limit, again)
 
     async def _answer(self, admin: AdminRoutes, call: Call) -> None:
-        if call.inbound.expects_continue and not call.request.body.complete:
-            call.response.invite()
-        body, whole = await read_up_to(call.request.body, _MAX_ADMIN_BODY)
-        if not whole:
-            raise too_long(_MAX_ADMIN_BODY)
-        request = call.request
-        reply = admin.handle(request.method, call.target, HeaderView(request.headers), body)
+        request, view = call.request, HeaderView(call.request.headers)
+        reply = admin.refuse(request.method, call.target, view)
+        if reply is not None:
+            call.response.keep_alive = call.response.keep_alive and request.body.complete
+        else:
+            if call.inbound.expects_continue and not request.body.complete:
+                call.response.invite()
+            body, whole = await read_up_to(request.body, _MAX_ADMIN_BODY)
+            if not whole:
+                raise RequestError(
+                    f"the request body is longer than {_MAX_ADMIN_BODY} bytes",
+                    status=413,
+                    code="too_large",
+                    hint="this limit of specproxy's own routes is fixed",
+                    limit="specproxy's own routes",
+                )
+            reply = admin.handle(request.method, call.target, view, body)
         given = (("Content-Type", reply.content_type), *reply.headers)
         headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in given)
         reason = HTTPStatus(reply.status).phrase.encode("ascii")

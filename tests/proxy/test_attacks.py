@@ -103,6 +103,18 @@ async def test_without_the_token_nothing_is_told(sent: dict[str, str], tmp_path:
         assert (await chat(service, X_Specproxy_Token=TOKEN)).status == 200
 
 
+@pytest.mark.parametrize("path", ["/specproxy/api/explain", "/specproxy/none", "/v1/chat/completions"])
+async def test_without_the_token_no_body_is_read(path: str, tmp_path: Path) -> None:
+    """A stranger is refused by the head of a request, and fills no memory."""
+    async with (
+        openai_like() as upstream,
+        running(settings(tmp_path, upstream.url, token=TOKEN)) as service,
+        await RawClient.connect(int(service.url.rpartition(":")[2])) as client,
+    ):
+        await client.send(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" % path.encode())
+        assert (await client.rest()).startswith(b"HTTP/1.1 401 ")
+
+
 @pytest.mark.parametrize("path", ["/specproxy/", "/specproxy/api/status", "/specproxy/api/events"])
 async def test_a_websocket_gets_past_no_check(path: str, tmp_path: Path) -> None:
     """There is none here: the upgrade is declined, and what answers is the route under its usual rules."""

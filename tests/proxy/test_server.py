@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -36,6 +36,9 @@ class Reply:
 
 class Admin:
     """Answers with what it was asked."""
+
+    def refuse(self, method: str, target: str, headers: Mapping[str, str]) -> Reply | None:
+        return Reply(403, b"no") if headers.get("x-refuse") else None
 
     def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
         return Reply(
@@ -599,3 +602,34 @@ async def test_a_head_above_the_limits_names_them(given: dict[str, int]) -> None
         assert reply.status == 431
         assert reply.body.startswith(b'{"error":"the request head is longer than')
         assert b"limits.head and limits.headers" in reply.body
+
+
+async def test_a_body_that_is_not_wanted_is_not_read() -> None:
+    """What our own routes refuse by its head is answered before its body has come, which is not asked for."""
+    async with (
+        running_proxy("http://127.0.0.1:1", admin=Admin()) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        head = b"POST /specproxy/x HTTP/1.1\r\nHost: x\r\nX-Refuse: 1\r\nContent-Length: 99\r\n"
+        await client.send(head + b"Expect: 100-continue\r\n\r\n")
+        answer = await client.rest()
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert b"Connection: close\r\n" in answer
+        assert answer.endswith(b"no")
+
+
+async def test_the_limit_of_our_own_routes_is_told_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """No setting raises it, so none is named."""
+    async with (
+        running_proxy("http://127.0.0.1:1", admin=Admin()) as proxy,
+        await RawClient.connect(proxy.port) as client,
+    ):
+        await client.send(b"POST /specproxy/x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (1 << 25))
+        with suppress(ConnectionError):
+            for _ in range(17):
+                await client.send(bytes(1 << 20))
+        reply = await client.reply()
+    assert reply.status == 413
+    assert b"fixed" in reply.body
+    assert b"limits.body" not in reply.body
+    assert "this limit of specproxy's own routes is fixed" in caplog.text
