@@ -24,6 +24,7 @@ from specproxy.config_values import (
     File,
     Size,
     Url,
+    can_be_sent,
     item_list,
     nearest,
     parse_strategy,
@@ -163,8 +164,11 @@ class Deployment(_Section):
             yield f"{len(self.weights)} weights for {len(self.urls)} urls; give one for each, or none"
         if self.drafts and self.kind not in ("lmstudio", "mlx"):
             yield f"{self.kind} has no request field for a draft model; name how it decodes in strategy"
-        if self.key_env and not os.environ.get(self.key_env):
+        key = os.environ.get(self.key_env, "") if self.key_env else None
+        if key == "":
             yield f"the environment variable {self.key_env} is not set"
+        elif key is not None and not can_be_sent(key):
+            yield f"the environment variable {self.key_env} has blanks around its key, or a line end in it"
 
 
 class Settings(_Section):

@@ -21,6 +21,7 @@ __all__ = [
     "File",
     "Size",
     "Url",
+    "can_be_sent",
     "item_list",
     "nearest",
     "parse_strategy",
@@ -75,13 +76,18 @@ def without_secret(text: str) -> str:
     return re.sub(r"(://)[^\s]*@", r"\1…@", text)
 
 
+def can_be_sent(secret: str) -> bool:
+    """Whether a header can carry it as it is: a line end would begin another header."""
+    return bool(secret) and secret == secret.strip() and secret.isprintable()
+
+
 def usable_token(token: str) -> str:
     """A token as it is.
 
     Raises:
         ValueError: it is empty, as an unset variable is, or no header could carry it; the message lacks it.
     """
-    if not token or token != token.strip() or not token.isprintable():
+    if not can_be_sent(token):
         raise ValueError("should be visible characters, at least one (leave it out to have no token)")
     return token
 

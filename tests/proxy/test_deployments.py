@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -414,6 +415,19 @@ def test_what_is_wrong_with_a_deployment_is_said(given: dict[str, Any], message:
     with pytest.raises(ConfigError, match=message) as raised:
         config.load(tmp_path / "c.yaml", environ={})
     assert "deployments" in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["hush\n", "hush\r\nX-Evil: 1", " hush", "hush\0"])
+def test_a_key_that_no_header_can_carry_is_refused(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As files give it whose line end is kept; it would begin another header, and is not told."""
+    monkeypatch.setattr(os, "environ", os.environ | {"UPSTREAM_KEY": key})
+    given = {"urls": "http://a", "target": "m", "key_env": "UPSTREAM_KEY"}
+    (tmp_path / "c.yaml").write_text(json.dumps({"deployments": [given]}))
+    with pytest.raises(ConfigError, match="UPSTREAM_KEY has blanks around its key") as raised:
+        config.load(tmp_path / "c.yaml", environ={})
+    assert "hush" not in str(raised.value)
 
 
 async def test_deployments_alone_probe_no_usual_ports(tmp_path: Path) -> None:
