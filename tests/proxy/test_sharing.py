@@ -133,6 +133,27 @@ async def test_two_with_half_the_traffic_learn_as_one_with_all(server: RunningRe
         await proxy.writer.aclose()
 
 
+async def test_a_change_of_speed_is_told_once(server: RunningRedis) -> None:
+    """By the proxy whose request gave it away, though both have noticed it."""
+    one, two = Proxy(server), Proxy(server)
+    await one.recorder.restore()
+    await two.recorder.restore()
+    for i, seen in enumerate(traffic(400)):
+        (one, two)[i % 2].end(seen)
+    for proxy in (one, two, one):
+        await proxy.writer.run(lambda store: None)
+        await proxy.recorder.look()
+    for proxy in (one, two):
+        await proxy.writer.run(lambda store: None)
+    noticed = [[e.message for e in proxy.recorder.events if e.kind == "drift"] for proxy in (one, two)]
+    told = [e.message for e in await one.writer.run(lambda store: store.events(100)) if e.kind == "drift"]
+    assert noticed[0] == noticed[1]
+    assert sorted(told) == sorted(noticed[0])
+    assert len(told) >= 2
+    for proxy in (one, two):
+        await proxy.writer.aclose()
+
+
 async def test_ours_are_learned_when_they_come_back(server: RunningRedis) -> None:
     """Not twice, and not before their turn; the reason of the decision is kept."""
     proxy = Proxy(server)

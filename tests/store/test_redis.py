@@ -125,6 +125,20 @@ def test_observations_wait_while_the_redis_is_away(server: RunningRedis) -> None
     assert ids(store) == ["a", "b", "c"]
 
 
+def test_what_waits_goes_in_however_many_batches_it_takes(
+    server: RunningRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, in order, once."""
+    monkeypatch.setattr(redis, "_BATCH", 3)
+    store = RedisStore(server.url)
+    server.stop()
+    with pytest.raises(StoreError):
+        see(store, *"abcdefg")
+    server.start()
+    see(store, "h")
+    assert ids(store) == list("abcdefgh")
+
+
 def test_what_waits_is_bounded(server: RunningRedis) -> None:
     """The oldest are dropped, apart from the batch that may have got through."""
     store = RedisStore(server.url, keep=5)
