@@ -246,6 +246,11 @@ class Settings(_Section):
     def _split_arguments(cls, value: object) -> object:
         return shlex.split(value) if isinstance(value, str) else value
 
+    @field_validator("host")
+    @classmethod
+    def _without_brackets(cls, value: str) -> str:
+        return value[1:-1] if value.startswith("[") and value.endswith("]") else value  # as in a URL
+
     @field_validator("token")
     @classmethod
     def _check_token(cls, value: SecretStr | None) -> SecretStr | None:

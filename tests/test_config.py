@@ -351,3 +351,9 @@ def test_merged_keys_may_be_overridden(tmp_path: Path) -> None:
 def test_a_v1_at_the_end_of_an_upstream_is_not_doubled(given: str) -> None:
     """As OpenAI's clients want their base URL; the paths of requests begin with it."""
     assert load(flags={"upstream": given}, environ={}).upstream == ("http://host:1",)
+
+
+@pytest.mark.parametrize(("given", "host"), [("[::1]", "::1"), ("::1", "::1"), ("127.0.0.1", "127.0.0.1")])
+def test_a_host_may_stand_in_brackets(given: str, host: str) -> None:
+    """As it does in a URL; nothing can listen on it so."""
+    assert load(flags={"host": given}, environ={}).host == host
