@@ -122,7 +122,8 @@ class ServedModel:
     is nothing to choose for this model, `parameters` are the server's own defaults for sampling.
 
     `group` is the same for models that are one and the same but for how they are decoded, which `strategy` then
-    tells; `setup` is all that bears on their speed. `failed` is, as a clause, why it cannot be loaded.
+    tells; `setup` is all that bears on their speed. `failed` is, as a clause, why it cannot be loaded. `ngram`
+    are the lengths of what it looks up and drafts, where it drafts as ``ngram-simple`` and in no other way.
     """
 
     name: str
@@ -146,6 +147,7 @@ class ServedModel:
     strategy: Strategy | None = None
     setup: str = ""
     failed: str = ""
+    ngram: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,13 @@ from typing import Any
 from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import ServedModel
 from specproxy.adapters.http import HttpTransport
-from specproxy.adapters.server_program import SAMPLED, SAMPLING_FLAG, our_name
+from specproxy.adapters.server_program import (
+    SAMPLED,
+    SAMPLING_FLAG,
+    SHIPPED_NGRAM_MAX,
+    SHIPPED_NGRAM_SIZE,
+    our_name,
+)
 from specproxy.errors import BackendError, LaneUnavailable
 from specproxy.records import Strategy
 
@@ -35,6 +41,8 @@ NAMES_ONLY = frozenset({"--alias", "-a", "--host", "--port", "--tags", "--api-ke
 """Flags that do not bear on how fast it says it either."""
 
 DRAFT_MODEL = frozenset({"--spec-draft-model", "--model-draft", "-md"})
+
+SHIPPED = SHIPPED_NGRAM_SIZE, SHIPPED_NGRAM_MAX, 1  # lengths, and hits that a draft takes
 
 Flags = tuple[tuple[str, ...], ...]
 
@@ -110,6 +118,7 @@ def _section(entry: Mapping[str, Any]) -> ServedModel:
         strategy=strategy,
         setup=_hash(tuple(sorted(flag for flag in flags if flag[0] not in NAMES_ONLY))),
         failed=_failure(status),
+        ngram=_ngram_lengths(flags),
     )
 
 
@@ -138,6 +147,15 @@ def _strategy(flags: Flags) -> Strategy:
     drafters = tuple(our_name(t) + ("" if t.startswith("ngram") else sampled) for t in types)
     length = _behind(flags, "--spec-draft-n-max", *(f"--spec-{name}-size-m" for name in types))
     return Strategy(drafters, int(length) if drafters and length.isdigit() and int(length) else None)
+
+
+def _ngram_lengths(flags: Flags) -> tuple[int, int] | None:
+    """What is looked up and drafted, in tokens; None where not by ``ngram-simple`` alone, on a single hit."""
+    if _behind(flags, "--spec-type") != "ngram-simple":
+        return None
+    given = (_behind(flags, f"--spec-ngram-simple-{name}") for name in ("size-n", "size-m", "min-hits"))
+    size, longest, hits = (int(v) if v.isdigit() else usual for v, usual in zip(given, SHIPPED, strict=True))
+    return (size, longest) if size and longest and hits == 1 else None
 
 
 def _behind(flags: Flags, *names: str) -> str:

@@ -32,7 +32,7 @@ from specproxy.adapters.llama_server import (
 )
 from specproxy.adapters.managed import ManagedOptions, ManagedPlan, measure_budget
 from specproxy.adapters.memory import LaneNeed, Refusal
-from specproxy.adapters.server_program import ServerProgram
+from specproxy.adapters.server_program import SHIPPED_NGRAM_MAX, SHIPPED_NGRAM_SIZE, ServerProgram
 from specproxy.adapters.supervise import Backoff, Child, ChildSpec
 from specproxy.adapters.tokens import Tokenizer
 from specproxy.adapters.watched import watch
@@ -51,8 +51,7 @@ NUM_PREDICT = "/options/draft_num_predict"
 NATIVE = frozenset({Dialect.OLLAMA_CHAT, Dialect.OLLAMA_GENERATE})
 SPEC_TYPE, DRAFT_MAX = "LLAMA_ARG_SPEC_TYPE", "LLAMA_ARG_SPEC_DRAFT_N_MAX"
 MTP = Strategy(("mtp",), 3)
-NGRAM_SIZE, NGRAM_MAX = 12, 48  # llama-server's own lengths, which no variable changes
-NGRAM = Strategy(("ngram-simple",), NGRAM_MAX)
+NGRAM = Strategy(("ngram-simple",), SHIPPED_NGRAM_MAX)  # no variable changes these lengths
 LOG_WAIT_S = 1.0  # how long a line of the log may lag behind the reply to a load
 
 
@@ -130,7 +129,7 @@ class ManagedOllama(ManagedLlamaServer):
         """How a lane drafts by n-grams. Ollama has no route that cuts texts, so the model's file has to do."""
         if lane.strategy != NGRAM:
             return None
-        return NgramDrafts(NGRAM_SIZE, NGRAM_MAX, self._vocabulary)
+        return NgramDrafts(SHIPPED_NGRAM_SIZE, SHIPPED_NGRAM_MAX, self._vocabulary)
 
     async def aclose(self) -> None:
         """Stop all lanes; idempotent."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from specproxy.adapters.ask import post_json
+from specproxy.adapters.base import NgramDrafts
 from specproxy.adapters.http import HttpBackend
 from specproxy.adapters.llama_router import until_loaded
+from specproxy.adapters.tokens import Tokenizer
 from specproxy.errors import BackendError, LaneUnavailable
 from specproxy.records import Lane
 
@@ -23,6 +28,32 @@ class RunningServer(HttpBackend):
     """
 
     kind = ""
+
+    _ngrams: Mapping[str, NgramDrafts] = MappingProxyType({})
+    _vocabulary: Tokenizer | None = None
+
+    def look_up(self, lengths: Mapping[str, tuple[int, int]], file: Path | None) -> None:
+        """Note how models draft by n-grams, by name, and the file that all of them have loaded (None: it is not
+        here). The server is not asked to cut texts: it would load the model for that."""
+        if file is None or not lengths:
+            self._ngrams = {}
+            return
+        if self._vocabulary is None or self._vocabulary.path != file:
+            self._forget()
+            self._vocabulary = Tokenizer(file)
+        self._ngrams = {name: NgramDrafts(*both, self._vocabulary) for name, both in lengths.items()}
+
+    def ngrams(self, lane: Lane) -> NgramDrafts | None:
+        """How a lane drafts by n-grams, where that is known."""
+        return self._ngrams.get(lane.upstream_model or lane.target)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._vocabulary is not None:
+            self._vocabulary.kill()
 
     async def load(self, lane: Lane) -> None:
         """Bring a lane into memory, in the place of another; returns when it is there.

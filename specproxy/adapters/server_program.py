@@ -22,6 +22,8 @@ __all__ = [
     "NGRAM_SIZE",
     "SAMPLED",
     "SAMPLING_FLAG",
+    "SHIPPED_NGRAM_MAX",
+    "SHIPPED_NGRAM_SIZE",
     "LaneOptions",
     "ServerProgram",
     "drafter_in",
@@ -45,6 +47,9 @@ SPEC_TYPES = {
 NGRAM_SIZE, NGRAM_MAX = 3, 8
 """Tokens that n-gram lanes of ours look up, and the longest draft: most of a batch of llama-server's own 48 is
 wasted."""
+
+SHIPPED_NGRAM_SIZE, SHIPPED_NGRAM_MAX = 12, 48
+"""The same lengths as llama-server has them by itself."""
 
 SAMPLED, SAMPLING_FLAG = "-sampled", "--spec-draft-sampling"
 """Behind a drafter's name: drafts are drawn, and verified by rejection sampling, instead of the likeliest token

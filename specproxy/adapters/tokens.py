@@ -72,6 +72,12 @@ class Tokenizer:
         self._failures = MOST_FAILURES
         await self._end()
 
+    def kill(self) -> None:
+        """The same without waiting for its end."""
+        self._failures = MOST_FAILURES
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def _end(self) -> None:
         self._busy = False
         process, self._process = self._process, None

@@ -164,6 +164,14 @@ def lane_of(
     return Lane(lane_id, upstream.backend, model.name, strategy, Control.OBSERVE, fingerprint, models=names)
 
 
+def note_ngrams(server: Server) -> None:
+    """Tell a server's backend how its n-gram lanes draft, where they are on the model that is looked after."""
+    weights, model = server.weights, server.upstream.model
+    file = weights.facts.path if weights is not None and weights.facts is not None else None
+    same = [m for m in server.upstream.found.served if model is not None and m.path == model.path]
+    server.backend.look_up({m.name: m.ngram for m in same if m.ngram is not None}, file)
+
+
 def own_facts(server: Server) -> dict[str, LaneFacts]:
     """What is known of the models on a server's own lanes."""
     upstream = server.upstream

@@ -33,6 +33,7 @@ from specproxy.proxy.server_lanes import (
     lane_of,
     lanes_of,
     mark_lanes,
+    note_ngrams,
     own_facts,
     plain_by_field,
     waits,
@@ -263,6 +264,7 @@ class Sidecar:
         own = [variant for lane in lanes.values() for variant in self._variants(server, lane)]
         before = {status.lane.id for status in server.backend.lanes()}
         server.backend.set_lanes([*own, *by_field])
+        note_ngrams(server)
         for variant in own:
             if variant.control is Control.RELOAD and variant.overrides and variant.id not in before:
                 server.backend.mark(variant.id, Health.READY, resident=False)

@@ -57,6 +57,22 @@ def test_how_a_section_decodes(args: list[str], strategy: Strategy) -> None:
     assert section(args).drafting is not strategy.is_plain
 
 
+@pytest.mark.parametrize(
+    ("flags", "lengths"),
+    [
+        ("--spec-type ngram-simple", (12, 48)),
+        ("--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 8", (3, 8)),
+        ("--spec-type ngram-simple --spec-ngram-simple-min-hits 2", None),
+        ("--spec-type ngram-simple,draft-mtp", None),
+        ("--spec-type ngram-mod", None),
+        ("--spec-type none", None),
+    ],
+)
+def test_how_a_section_drafts_by_ngrams(flags: str, lengths: tuple[int, int] | None) -> None:
+    """Where it is such that what it would have drafted can be found out afterwards."""
+    assert section(arguments("/m.gguf", *flags.split())).ngram == lengths
+
+
 def test_what_a_section_says_of_itself() -> None:
     """State, failure, files, context, what it reads and whether it writes."""
     seeing = {"architecture": {"input_modalities": ["text", "image"], "output_modalities": ["text"]}}

@@ -54,6 +54,19 @@ async def test_one_process_answers_one_text_after_another(sound: Path) -> None:
     assert not tokenizer.usable
 
 
+async def test_it_can_be_killed_at_once(sound: Path) -> None:
+    tokenizer = scripted(sound, LENGTHS)
+    tokenizer.kill()
+    tokenizer = scripted(sound, LENGTHS)
+    await tokenizer.cut("four")
+    process = tokenizer._process
+    assert process is not None
+    tokenizer.kill()
+    assert await process.wait() < 0
+    assert not tokenizer.usable
+    await tokenizer.aclose()
+
+
 @pytest.mark.parametrize("mood", list(MOODS))
 async def test_a_process_that_fails_is_replaced_and_at_last_given_up(mood: str, sound: Path) -> None:
     """A crash in native code, an endless text: an error each, nothing that lingers, and no fourth try."""

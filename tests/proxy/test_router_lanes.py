@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from specproxy.adapters.base import ProbeResult
+from specproxy.adapters.base import DraftsNgrams, ProbeResult
 from specproxy.adapters.llama_router import read_sections
 from specproxy.adapters.probe import Prober
+from specproxy.adapters.tokens import Tokenizer
 from specproxy.adapters.weights import Weights
 from specproxy.errors import UpstreamConnectError
 from specproxy.proxy.idle import IdleLoader
@@ -247,6 +248,29 @@ async def test_other_models_of_a_router_stay_apart() -> None:
         assert named == {name: frozenset({name}) for name in sections}
         assert (await ask(proxy, "plain", model="big"))["model"] == "big"
         assert proxy.seen[0].target == "big"
+
+
+async def test_sections_are_taught_by_replay_where_the_file_is_here() -> None:
+    """Each n-gram section with its own lengths and the vocabulary of the file: the router would load a section
+    that is asked to cut a text."""
+    weights = Weights(facts(path=Path("/m.gguf")))
+    for found, expected in ((weights, (12, 8)), (Weights(reason="it is elsewhere"), None)):
+        async with fake() as server:
+            fleet = Sidecar([server.url], Prober(), weights=lambda *_, found=found: found)
+            await fleet.start()
+            try:
+                [backend] = fleet.backends
+                assert isinstance(backend, DraftsNgrams)
+                told = {name: backend.ngrams(status.lane) for name, status in lanes(fleet).items()}
+            finally:
+                await fleet.aclose()
+        assert (told["plain"], told["mtp"]) == (None, None)
+        drafts = told["ngram"]
+        assert (drafts and (drafts.size, drafts.longest)) == expected
+        if drafts is not None:
+            assert isinstance(drafts.vocabulary, Tokenizer)
+            assert drafts.vocabulary.path == Path("/m.gguf")
+            assert not drafts.vocabulary.usable, "it ends with the backend"
 
 
 def test_a_load_is_guessed_by_the_file() -> None:
