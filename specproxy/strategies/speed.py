@@ -29,7 +29,6 @@ _STEP_VARIANCE = _STEP.arm**2 + _STEP.kind**2 + _STEP.cell**2
 _NO_CELL = ("", "")  # a workload of which nothing is known
 _NEW_PLAIN_VARIANCE = 0.25
 _ALARM_VARIANCE = 0.02
-_ALARM_KEEPS = 0.05
 _OTHERS_KEEP = 0.25  # of other kinds: what has changed on one has probably changed on them
 _PLAIN_CHECKS = 2
 _DOUBT = 1.0  # surprise of the level at which plain is measured once more
@@ -294,7 +293,7 @@ class SpeedModel:
         for arms in (self.arms, self.steps):
             if key in arms:
                 arms[key].discount(_OTHERS_KEEP)
-                arms[key].discount(_ALARM_KEEPS, kind)
+                arms[key].discount(0.0, kind)  # beside anything of it, what came since would be outliers
         if key in self.arms:
             for entry in again[len(again) - min(n, len(again)) :]:
                 self.arms[key].learn(*entry)
