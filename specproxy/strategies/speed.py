@@ -32,6 +32,7 @@ _ALARM_VARIANCE = 0.02
 _OTHERS_KEEP = 0.25  # of other kinds: what has changed on one has probably changed on them
 _PLAIN_CHECKS = 2
 _DOUBT = 1.0  # surprise of the level at which plain is measured once more
+_FAR_LIKELIER = 8.0  # ln of a ratio of likelihoods
 _RECENT = 24
 _AHEAD = 8  # priors that are worked out ahead after a request
 _LEAST_VARIANCE = 1e-6  # of an observation: no request is measured to a thousandth
@@ -39,6 +40,9 @@ _OUTLIER = 3.0  # standard deviations above what was believed at which a single 
 
 Entry = tuple[Cell, float, float, float, float]
 """One observation as an arm learns it: cell, prior, log ratio, variance, tokens."""
+
+Suspect = tuple[str, str, float]
+"""A lane's key, a kind of text, and the level's constant before it."""
 
 
 def arm_key(fingerprint: str, strategy: str) -> str:
@@ -95,6 +99,7 @@ class SpeedModel:
     strategies: dict[str, Strategy] = field(default_factory=dict)  # by lane id, with draft lengths
     plain: str = ""  # key of the plain arm that others are held against
     plain_checks: int = 0  # times that plain is still to be measured after an alarm
+    suspect: Suspect | None = None  # on which the level has jumped since plain was measured
     priors: DraftPriors = field(init=False)
     slots: dict[str, Slot] = field(default_factory=dict, repr=False)
     _ahead: deque[tuple[Lane, Cell]] = field(default_factory=deque, repr=False)  # priors to be worked out
@@ -183,9 +188,12 @@ class SpeedModel:
         belief = arm.belief(cell, prior)
         self.level.advance(seen.at)
         x = _features(seen)
-        level, level_var = self.level.predict(x)
         nominal = arm.scales.variance(seen.output_tokens, seen.weight)
         noise = nominal * arm.noise(cell[0])
+        if checking:
+            self._judge(value - belief.mean - self.level.expect(x) + self.level.mean[0], noise)
+        before = self.level.mean[0]
+        level, level_var = self.level.predict(x)
         loaded, load_var = load.expect(x), load.variance(x)
         above = value - level - belief.mean - loaded
         outlier = above > _OUTLIER * math.sqrt(noise + belief.variance + load_var + level_var)
@@ -197,6 +205,7 @@ class SpeedModel:
             level, level_var = self.level.predict(x)
         if key != self.plain and jumped:
             self.plain_checks = _PLAIN_CHECKS
+            self.suspect = self.suspect or (key, cell[0], before)
         elif checking and abs(self.level.surprise) > _DOUBT:
             self.plain_checks = max(self.plain_checks, 1)
         if x[2] > 0.0 and key != self.plain:
@@ -213,6 +222,22 @@ class SpeedModel:
             self._tell(seen, key)
         self.recent.setdefault(key, deque(maxlen=_RECENT)).append(entry)
         return Sample(None if jumped else y, outlier and not jumped)
+
+    def _judge(self, measured: float, variance: float) -> None:
+        """Plain was measured after the level had jumped on another lane: was it the machine, or that lane?
+
+        `measured` is what plain says of the level's constant, with a variance. Where that is far likelier if
+        the constant is what it was before, the jump is taken back, and the lane starts over.
+        """
+        if self.suspect is None:
+            return
+        (key, kind, before), now = self.suspect, self.level.mean[0]
+        if self.plain_checks == 0:
+            self.suspect = None
+        if (measured - now) ** 2 - (measured - before) ** 2 > 2.0 * _FAR_LIKELIER * variance:
+            self.suspect = None
+            self.level.mean[0], self.level.surprise = before, 0.0
+            self.start_over(key, kind, 0)
 
     def learn_replay(
         self, lane: Lane, workload: Workload, result: ReplayResult, fit: Calibration | None
@@ -312,6 +337,7 @@ class SpeedModel:
             "priors": self.priors.dump(),
             "plain": self.plain,
             "plain_checks": self.plain_checks,
+            "suspect": self.suspect and list(self.suspect),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -336,6 +362,10 @@ class SpeedModel:
         self.priors.restore(state["priors"])
         self.plain = str(state["plain"])
         self.plain_checks = whole(state["plain_checks"])
+        self.suspect = None
+        if (suspect := state.get("suspect")) is not None:
+            key, kind, before = suspect
+            self.suspect = str(key), str(kind), logarithm(before)
 
     # --- inside ----------------------------------------------------------------------------------
 

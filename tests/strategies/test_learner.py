@@ -236,3 +236,31 @@ def test_the_first_request_of_a_workload_finds_its_priors_ready() -> None:
     for i in range(200):
         learner.learn_one(observe(decision, CODE, at=float(i)))
     assert {key[-1] for key in speed.priors._rules if key[1] == "mtp"} >= wanted
+
+
+@pytest.mark.parametrize("factor", [1.35, 1.8, 2.2])
+@pytest.mark.parametrize("before", [0.6, 0.8])
+def test_a_lane_that_has_become_worse_is_left(before: float, factor: float) -> None:
+    """Also where nothing else has run for long, so that the machine could be to blame: plain is measured, and
+    tells. Replies count no drafts."""
+    used = _used_after(before, factor, 1.0)
+    assert sum(used) <= 15 if before * factor > 1.0 else sum(used) >= 90
+
+
+@pytest.mark.parametrize("machine", [0.6, 1.8])
+def test_a_machine_that_has_become_slower_is_not_held_against_a_lane(machine: float) -> None:
+    """By the same measurement of plain."""
+    assert sum(_used_after(0.7, 1.0, machine)) >= 90
+
+
+def _used_after(before: float, factor: float, machine: float) -> list[bool]:
+    """Whether each of a hundred requests ran on a lane whose time is multiplied from there on."""
+    learner, rng, used = Learner(), np.random.default_rng(5), []
+    for t in range(300):
+        decision = learner.choose(Situation(CODE, ready("plain", "mtp"), at=4.0 * t, request_id=str(t)), rng)
+        used.append(decision.lane.id == "mtp")
+        ratio = before * (factor if t >= 200 else 1.0) if used[-1] else 1.0
+        tpt = 0.02 * ratio * (machine if t >= 200 else 1.0) * float(np.exp(0.05 * rng.standard_normal()))
+        learner.learn_one(observe(decision, CODE, tpt=tpt, at=4.0 * t + 3.0, request_id=str(t)))
+    assert sum(used[150:200]) >= 49
+    return used[200:]
