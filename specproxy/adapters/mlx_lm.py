@@ -1,15 +1,18 @@
 """mlx_lm.server: the request field ``draft_model`` chooses a draft model, and loads both models anew for it.
 
-The server keeps one pair of models: a request with another draft replaces it, and where one cannot be loaded
-(404) none is left. ``num_draft_tokens`` does not. Replies say nothing about drafts.
+The server keeps one pair of models: a request with another draft, model or adapter replaces it, and where one
+cannot be loaded none is left. ``num_draft_tokens`` changes nothing in memory. Requests without a draft are
+decoded together, those with one after each other. Replies say nothing about drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import orjson
 
 from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import Exchange, ProbeResult, ResponseHead, Sink, UpstreamRequest
@@ -53,16 +56,34 @@ class MlxBackend(OpenAiBackend):
         for status in others:
             self.mark(status.lane.id, status.health, status.note, resident=False)
 
+    def slots(self, lane: Lane) -> int | None:
+        """With a draft one request after the other; without, they are decoded together."""
+        return None if lane.strategy.is_plain else 1
+
     def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
-        exchange = super().open(request, lane, _Loading(sink, lambda: self._hold(None)))
-        self._hold(lane)
+        asked = _asked(request)
+        if asked is None:
+            return self.transport.open(request, sink)
+        loaded = self._loaded_by(asked)
+        if loaded == lane.id:
+            self.brought_in(lane)
+        exchange = self.transport.open(request, _Loading(sink, lambda: self._hold(None)))
+        self._hold(loaded)
         return exchange
 
-    def _hold(self, lane: Lane | None) -> None:
+    def _loaded_by(self, asked: Mapping[str, Any]) -> str | None:
+        """The lane whose models are in memory after a request, by what it names; None if they are no lane's."""
+        model, draft = asked.get("model"), asked.get("draft_model")
+        for lane in (status.lane for status in self.lanes()):
+            same = dict(lane.overrides).get("draft_model") == draft and asked.get("adapters") is None
+            if same and (model is None or model in lane.models):
+                return lane.id
+        return None
+
+    def _hold(self, lane_id: str | None) -> None:
         """Note what is in memory."""
         for status in self.lanes():
-            here = lane is not None and status.lane.id == lane.id
-            self.mark(status.lane.id, status.health, status.note, resident=here)
+            self.mark(status.lane.id, status.health, status.note, resident=status.lane.id == lane_id)
 
     async def _look(self) -> tuple[ProbeResult, Verdict]:
         """Its list of models is one of the Hugging Face cache, and breaks off where there is none.
@@ -81,6 +102,17 @@ class MlxBackend(OpenAiBackend):
         return found, verdict
 
 
+def _asked(request: UpstreamRequest) -> dict[str, Any] | None:
+    """The fields of a request that loads models; None where it is none."""
+    if request.method != "POST" or not request.target.partition("?")[0].endswith("/completions"):
+        return None
+    try:
+        fields = orjson.loads(request.body or b"")
+    except orjson.JSONDecodeError:
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
 class _Loading:
     """A `Sink` that sees whether the server could load what a request needs."""
 
@@ -89,6 +121,6 @@ class _Loading:
         self._sink, self._failed = sink, failed
 
     def head(self, head: ResponseHead) -> None:
-        if head.status == 404:
+        if head.status == 404 or head.status >= 500:
             self._failed()
         self._sink.head(head)

@@ -114,6 +114,11 @@ class OpenAiBackend(HttpBackend):
             weight=spec.weight,
         )
 
+    def slots(self, lane: Lane) -> int | None:
+        """How many requests a lane decodes at once; None where that is not known."""
+        del lane
+        return None
+
     async def probe(self) -> ProbeResult:
         """Ask for its models."""
         return (await self._look())[0]

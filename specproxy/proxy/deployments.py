@@ -21,6 +21,7 @@ from specproxy.config import Deployment
 from specproxy.errors import BackendError, UpstreamConnectError
 from specproxy.proxy.status import Upstream
 from specproxy.records import Health, Lane, Strategy
+from specproxy.strategies.cost import LaneFacts
 
 __all__ = ["ADAPTERS", "Deployments", "deployed"]
 
@@ -102,6 +103,11 @@ class Deployments:
     def address(self, lane: Lane) -> str:
         """Base URL of a lane's server; empty for lanes of others."""
         return next((server.spec.url for server in self._servers if server.name == lane.backend), "")
+
+    def facts(self) -> Mapping[str, LaneFacts]:
+        """What the learner may know beforehand, by lane id."""
+        lanes = [(server, status.lane) for server in self._servers for status in server.lanes()]
+        return {lane.id: LaneFacts(slots=slots) for server, lane in lanes if (slots := server.slots(lane))}
 
     def lane_failed(self, lane: Lane, error: BackendError) -> None:
         """A server may be away: leave it, and look at it at once."""

@@ -98,8 +98,8 @@ class Fleet:
 
     def facts(self) -> Mapping[str, LaneFacts]:
         """What the learner may know beforehand, by lane id."""
-        others = self._sidecar.facts() if self._sidecar is not None else {}
-        return {**others, **(self._own.facts() if self._own is not None else {})}
+        parts = (self._sidecar, self._deployments, self._own)
+        return {name: facts for part in parts if part is not None for name, facts in part.facts().items()}
 
     def address(self, lane: Lane) -> str:
         """Base URL at which a lane itself can be reached; empty where there is none."""

@@ -16,7 +16,6 @@ import yaml
 
 from specproxy import config
 from specproxy.adapters.http import HttpBackend
-from specproxy.adapters.mlx_lm import MlxBackend
 from specproxy.adapters.openai_compat import Deployed, OpenAiBackend
 from specproxy.adapters.spec_metrics import Counters, read_metrics
 from specproxy.config import Deployment, Settings
@@ -136,31 +135,6 @@ async def test_a_client_that_names_a_draft_itself_is_left_alone() -> None:
         assert "steering" in proxy.seen[0].workload.flags
 
 
-async def test_mlx_loads_for_each_change_of_draft() -> None:
-    """One pair of models is in memory: the one that was asked for last."""
-    async with Speaker() as server:
-        one = deployment(server, kind="mlx", drafts=["org/small"], draft_tokens=4, load_s=7)
-        async with proxied(one) as proxy:
-            [backend] = proxy.router.backends
-            assert isinstance(backend, MlxBackend)
-
-            def resident() -> list[bool]:
-                return [status.resident for status in backend.lanes()]
-
-            lanes = [s.lane for s in backend.lanes()]
-            assert {(lane.control, lane.load_s) for lane in lanes} == {(Control.RELOAD, 7.0)}
-            assert resident() == [True, False]
-            await ask(proxy, b"X-Specproxy-Strategy: draft")
-            assert resident() == [False, True]
-            await backend.check()
-            assert resident() == [False, True]
-            await ask(proxy)
-            assert resident() == [True, False]
-        assert server.chats[0] == CHAT | {"draft_model": "org/small", "num_draft_tokens": 4}
-        assert server.chats[1] == CHAT
-        assert [seen.load_s > 0 for seen in proxy.seen] == [True, True]
-
-
 async def test_a_model_that_no_lane_names_is_asked_for_as_it_is() -> None:
     """Or the lane's model would answer under another's name; its fields are the lane's own affair too."""
     async with Speaker() as server:
@@ -169,52 +143,6 @@ async def test_a_model_that_no_lane_names_is_asked_for_as_it_is() -> None:
             await ask(proxy, model="other")
         assert [seen.rule for seen in proxy.seen] == ["unknown_model"]
         assert [chat["model"] for chat in server.chats] == ["other"]
-
-
-async def mlx_without_models(conn: Conn) -> None:
-    """As mlx_lm.server 0.32 answers where there is no Hugging Face cache, and where it cannot load a draft."""
-    seen = await conn.request()
-    path = seen.request_line.split(b" ")[1]
-    if path == b"/v1/models":
-        await conn.send(b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n")
-    elif path == b"/health":
-        await conn.send(b'HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{"status": "ok"}')
-    else:
-        status = b"404 Not Found" if b"draft_model" in seen.body else b"200 OK"
-        await conn.send(b'HTTP/1.0 %b\r\nContent-Type: application/json\r\n\r\n{"error": "no"}' % status)
-    conn.close()
-
-
-async def test_mlx_is_well_without_a_list_of_models_and_empty_after_a_failed_load() -> None:
-    """Its list is of files in a cache; before it loads a pair it lets go of the old one."""
-    async with Upstream(mlx_without_models) as server:
-        one = deployment(server, kind="mlx", drafts=["org/none"])
-        async with proxied(one) as proxy:
-            [backend] = proxy.router.backends
-            assert [status.health for status in backend.lanes()] == [Health.READY] * 2
-            assert [status.resident for status in backend.lanes()] == [True, False]
-            assert (await ask(proxy, b"X-Specproxy-Strategy: draft")).status == 404
-            assert [status.resident for status in backend.lanes()] == [False, False]
-            await ask(proxy)
-            assert [status.resident for status in backend.lanes()] == [True, False]
-
-
-@pytest.mark.parametrize("answer", [b"503 Service Unavailable", b"404 Not Found"])
-async def test_mlx_that_cannot_generate_is_not_well(answer: bytes) -> None:
-    """It says so at /health; without an answer there its list of models decides."""
-
-    async def serve(conn: Conn) -> None:
-        seen = await conn.request()
-        body = b'{"data": [{"id": "m"}]}'
-        if seen.request_line.split(b" ")[1] == b"/health":
-            await conn.send(b'HTTP/1.0 %b\r\n\r\n{"status": "unavailable"}' % answer)
-        else:
-            await conn.send(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        conn.close()
-
-    async with Upstream(serve) as server, proxied(deployment(server, kind="mlx")) as proxy:
-        [status] = proxy.router.lanes()
-        assert (status.health is Health.READY) == answer.startswith(b"404")
 
 
 @pytest.mark.parametrize("wanted", [False, True])
