@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,6 +23,7 @@ from specproxy.adapters.managed import ManagedOptions, plan_managed
 from specproxy.errors import ConfigError, PairError
 from specproxy.records import Health
 from tests.support.assistant import write_assistant
+from tests.support.block_drafters import write_dflash, write_dspark
 from tests.support.calibrated import CalibratedPair
 from tests.support.eagle3 import write_eagle3
 
@@ -87,21 +88,31 @@ async def test_every_lane_says_the_same_and_drafts_as_calculated(
 
 
 @pytest.mark.parametrize("binary", programs())
-async def test_eagle3_drafts_as_calculated(tmp_path: Path, binary: Path | None) -> None:
-    """The drafter is known by its file; it changes no text, and guesses right as often as calculated."""
-    pair = write_eagle3(tmp_path)
-    plan = plan_managed(options(pair, llama_server=binary, strategies=("eagle3",)))
-    assert [lane.lane.id for lane in plan.lanes] == ["plain", "eagle3"]
+@pytest.mark.parametrize(
+    ("kind", "write", "longest"),
+    [("eagle3", write_eagle3, 3), ("dflash", write_dflash, 1), ("dspark", write_dspark, 3)],
+)
+async def test_drafters_of_other_kinds_draft_as_calculated(
+    tmp_path: Path, binary: Path | None, kind: str, write: Callable[[Path], CalibratedPair], longest: int
+) -> None:
+    """The drafter is known by its file; it changes no text, and guesses right as often as calculated.
+
+    What is asked for is three tokens; the server makes that `longest`, if the drafter's blocks are shorter.
+    """
+    pair = write(tmp_path)
+    plan = plan_managed(options(pair, llama_server=binary, strategies=(kind,)))
+    assert [lane.lane.id for lane in plan.lanes] == ["plain", kind]
     backend = plan.backend()
     await backend.start()
     await backend.settled()
     assert [status.health for status in backend.lanes()] == [Health.READY] * 2
     for region in ("json", "edit", "prose"):
-        reply = await say(backend, "eagle3", "give a list of words " + pair.marker(region, 3))
+        reply = await say(backend, kind, "give a list of words " + pair.marker(region, 3))
         assert reply["content"] == pair.text(region, TOKENS, 3)
         timings = reply["timings"]
         assert isinstance(timings, dict)
-        expected = pair.expect(region, "mtp", TOKENS, start=3)  # its guesses are those of an MTP block
+        # its guesses are those of an MTP block
+        expected = pair.expect(region, "mtp", TOKENS, n_max=longest, start=3)
         assert (timings["draft_n"], timings["draft_n_accepted"]) == (expected.drafted, expected.accepted)
     await backend.aclose()
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.calibrated import CONST, DIRECTION, FLAG, LEVEL, REGIONS, CalibratedPair, Ids, _Net
+from tests.support.calibrated import CONST, DIRECTION, FLAG, LEVEL, REGIONS, CalibratedPair, _Net
 
-__all__ = ["write_eagle3"]
+__all__ = ["CTX", "EMBD", "write_eagle3", "write_target"]
 
 EMBD, CTX = 128, 4096
 NEAR = 8  # fast rotary pairs by which the head tells its own position from others
@@ -28,17 +28,17 @@ def write_eagle3(out_dir: Path, *, seed: int = 0, layers: int = 2) -> Calibrated
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     pair = CalibratedPair(out_dir / "target.gguf", out_dir / "draft.gguf", REGIONS, seed)
-    _write_target(
-        _Net(pair, pair.target, "llama", embd=EMBD, layers=layers, ftype="F16", ctx=CTX), pair.successor
-    )
+    write_target(pair, layers=layers)
     heads = EMBD // 64  # as many for values, so that one has room for a whole embedding
     _write_drafter(_Net(pair, pair.draft, "eagle3", embd=EMBD, layers=1, ftype="F16", ctx=CTX, kv_heads=heads))
     return pair
 
 
-def _write_target(net: _Net, after: Ids) -> None:
+def write_target(pair: CalibratedPair, *, layers: int) -> None:
+    """Write the pair's target, a llama of this many layers."""
+    net = _Net(pair, pair.target, "llama", embd=EMBD, layers=layers, ftype="F16", ctx=CTX)
     net.writer.add_block_count(net.layers)
-    net.put("output.weight", net.output_matrix(after, branches=True), exact=True)
+    net.put("output.weight", net.output_matrix(pair.successor, branches=True), exact=True)
     for block in range(net.layers):
         net.attention(block)
         net.put(f"blk.{block}.ffn_norm.weight", np.ones(EMBD, np.float32))
