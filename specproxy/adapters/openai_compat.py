@@ -106,7 +106,7 @@ class OpenAiBackend(HttpBackend):
             strategy=strategy,
             control=control,
             fingerprint=hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16],
-            upstream_model=spec.model or None,
+            upstream_model=spec.model or (spec.target if spec.aliases else None),
             overrides=overrides,
             load_s=load_s,
             models=frozenset({spec.target, spec.model or spec.target, *spec.aliases}),

@@ -99,6 +99,14 @@ async def test_key_and_names_are_the_servers() -> None:
         assert "secret" not in repr(deployed([one], {"KEY": "secret"})[0].transport.endpoint)
 
 
+async def test_an_alias_without_a_name_of_the_servers_own_is_the_targets() -> None:
+    """Or the server would be asked for a model that it has never heard of."""
+    async with Speaker() as server:
+        async with proxied(deployment(server, aliases=["gpt-4o"])) as proxy:
+            await ask(proxy, model="gpt-4o")
+        assert [chat["model"] for chat in server.chats] == ["m"]
+
+
 async def test_a_v1_at_the_end_of_a_url_is_not_doubled() -> None:
     """Both ways of writing a base URL work."""
     async with Speaker() as server:
