@@ -159,7 +159,7 @@ class ProbeResult:
     """
 
     reachable: bool
-    kind: str = "unknown"  # llama-server, llama-router, ollama, lmstudio, vllm, sglang, openai
+    kind: str = "unknown"  # llama-server, llama-router, llama-swap, ollama, lmstudio, vllm, sglang, openai
     version: str = ""
     models: tuple[str, ...] = ()
     detail: dict[str, object] = field(default_factory=dict)

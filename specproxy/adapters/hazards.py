@@ -18,6 +18,7 @@ CONTROLS = {
     "mlx": "the request field draft_model, which reloads: name draft models under deployments",
     "vllm": "none by request; several servers, each started in another way, under deployments",
     "sglang": "none by request; several servers, each started in another way, under deployments",
+    "llama-swap": "the model's name: models of it that decode one file in several ways, under deployments",
     "openai": "none is known; several servers, each started in another way, under deployments",
 }
 

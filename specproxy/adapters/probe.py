@@ -1,4 +1,5 @@
-"""What is at a URL: llama-server (one model or its router), Ollama, LM Studio, vLLM, SGLang, or something else.
+"""What is at a URL: llama-server (one model or its router), llama-swap, Ollama, LM Studio, vLLM, SGLang, or
+something else.
 
 Answers are read leniently: a field that is missing or of another type counts as unknown. Nothing is asked that
 loads, wakes or decodes a model.
@@ -78,13 +79,18 @@ class Prober:
     async def _identify(
         self, url: str, transport: HttpTransport, ask: Ask, models: Reply, props: Reply, version: Reply
     ) -> ProbeResult:
-        if version[0] == 200 and isinstance(_field(version[1], "version"), str):
-            return await self._ollama(url, transport, ask, str(version[1]["version"]))
+        owners = {str(entry.get("owned_by", "")) for entry in _data(models[1])}
+        number = _field(version[1], "version") if version[0] == 200 else None
+        if "llama-swap" in owners:
+            return _llama_swap(_data(models[1]), str(number or ""))
+        if isinstance(number, str):
+            found = await self._ollama(url, transport, ask, number)
+            if found is not None:
+                return found
         if any(status == 503 and "loading model" in _error(body) for status, body in (models, props)):
             return ProbeResult(True, "llama-server", loading=True)
         if any(status == 401 and _error(body) == "invalid api key" for status, body in (models, props)):
             return await self._llama_server(url, transport, models[1], {})  # behind a prefix nothing is public
-        owners = {str(entry.get("owned_by", "")) for entry in _data(models[1])}
         if (props[0] == 200 and isinstance(_field(props[1], "build_info"), str)) or "llamacpp" in owners:
             if props[0] == 0:
                 return ProbeResult(False, silent=True)
@@ -158,8 +164,11 @@ class Prober:
         told = self._drafting[key][1]
         return model.drafting if told is None else told
 
-    async def _ollama(self, url: str, transport: HttpTransport, ask: Ask, version: str) -> ProbeResult:
+    async def _ollama(self, url: str, transport: HttpTransport, ask: Ask, version: str) -> ProbeResult | None:
+        """An Ollama with its models; None where it has no such list, as others that tell a version there."""
         tags, loaded = await asyncio.gather(ask("/api/tags"), ask("/api/ps"))
+        if tags[0] == 404:
+            return None
         if tags[0] != 200 or loaded[0] == 0:
             return ProbeResult(False, silent=True)
         models = read_models(tags[1], loaded[1])
@@ -183,6 +192,20 @@ class Prober:
                 return model
             self._shown[key] = read_show(model, show)
         return replace(self._shown[key], loaded=model.loaded, ctx=model.ctx)
+
+
+def _llama_swap(entries: list[dict[str, Any]], version: str) -> ProbeResult:
+    """A proxy that starts the server of a model when the model is first asked for."""
+    served = tuple(
+        ServedModel(
+            str(entry["id"]),
+            loaded=_object(entry.get("status")).get("value", "loaded") == "loaded",
+            ctx=_int(entry.get("context_length")),
+        )
+        for entry in entries
+        if entry.get("id")
+    )
+    return ProbeResult(True, "llama-swap", version, tuple(model.name for model in served), served=served)
 
 
 async def _other(ask: Ask, models: Reply, owners: set[str]) -> ProbeResult:

@@ -42,6 +42,7 @@ NO_FIELD = {
     "llama-server": "no request field can switch on a drafter that is not loaded",
     "llama-router": "llama-server has no request field that switches drafting",
     "ollama": "Ollama has no request field that switches drafting without a reload",
+    "llama-swap": "llama-swap has no request field but the model's name (name models of it under deployments)",
     "lmstudio": "LM Studio's request field draft_model wants the name of a draft model (under deployments)",
     "vllm": "vLLM has no request field that switches drafting",
     "sglang": "SGLang has no request field that switches drafting",

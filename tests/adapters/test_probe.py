@@ -10,7 +10,15 @@ import pytest
 
 from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.adapters.probe import Prober
-from tests.support.fakes import LOADING, Fake, fake_llama_server, fake_ollama, llama_props, ollama_model
+from tests.support.fakes import (
+    LOADING,
+    Fake,
+    fake_llama_server,
+    fake_llama_swap,
+    fake_ollama,
+    llama_props,
+    ollama_model,
+)
 from tests.support.ports import free_port
 from tests.support.upstream import Conn, Upstream
 
@@ -219,6 +227,7 @@ STUDIO = {"data": [{"id": "m", "type": "llm", "compatibility_type": "gguf", "sta
         ({"GET /v1/models": LISTED, "GET /api/v0/models": STUDIO}, "lmstudio", ""),
         ({"GET /v1/models": owned_by("vllm"), "GET /version": {"version": "0.20"}}, "vllm", "0.20"),
         ({"GET /v1/models": owned_by("sglang")}, "sglang", ""),
+        ({"GET /v1/models": LISTED, "GET /api/version": {"version": "1"}}, "openai", ""),
         ({}, "unknown", ""),
         ({"GET /v1/models": "none", "GET /props": ["odd"], "GET /api/version": {"version": 7}}, "unknown", ""),
     ],
@@ -228,6 +237,15 @@ async def test_other_servers(routes: dict[str, Any], kind: str, version: str) ->
     found = await look(Fake(routes))
     assert (found.reachable, found.kind, found.version) == (True, kind, version)
     assert found.models == (("m",) if kind != "unknown" else ())
+
+
+async def test_llama_swap_is_no_ollama() -> None:
+    """Although it tells a version at the same address; no model is loaded to look at it."""
+    server = fake_llama_swap("a", "b", loaded="b")
+    found = await look(server)
+    assert (found.reachable, found.kind, found.version) == (True, "llama-swap", "250")
+    assert found.served == (ServedModel("a", loaded=False), ServedModel("b"))
+    assert set(server.asked) == {"GET /v1/models", "GET /props", "GET /api/version"}
 
 
 async def test_nobody_is_unreachable() -> None:

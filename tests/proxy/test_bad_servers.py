@@ -27,7 +27,7 @@ from tests.support.proxy import Proxy, running_proxy
 from tests.support.rude import MOODS, RudeServer
 from tests.support.upstream import Conn, Upstream
 
-SIDECAR_KINDS = ("in front of llama-server", "llama-router", "ollama")
+SIDECAR_KINDS = ("in front of llama-server", "llama-router", "llama-swap", "ollama")
 KINDS = (*ADAPTERS, *SIDECAR_KINDS)
 ROUTES = {
     "/v1/chat/completions": b'{"error":{"message":',

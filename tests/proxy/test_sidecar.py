@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from specproxy.adapters.base import ProbeResult, ServedModel, UpstreamRequest
+from specproxy.adapters.probe import Prober
 from specproxy.adapters.weights import Weights
 from specproxy.config import Settings
 from specproxy.errors import UpstreamClosed, UpstreamConnectError
@@ -17,7 +19,10 @@ from specproxy.proxy.beside import Beside, Wish
 from specproxy.proxy.nobody import NobodyHome
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.records import Control, Health, Lane, Strategy
+from tests.support.client import RawClient, post
+from tests.support.fakes import fake_llama_swap
 from tests.support.model_facts import facts
+from tests.support.proxy import running_proxy
 from tests.support.sink import RecordingSink
 
 LLAMA = ProbeResult(True, "llama-server", "b11549", ("m.gguf",))
@@ -65,6 +70,25 @@ async def test_ollama_is_a_lane_for_each_model() -> None:
     assert len({lane.fingerprint for lane in lanes}) == 2
     assert fleet.backends[0].transport.endpoint.strip_origin  # type: ignore[attr-defined]  # an HttpBackend
     await fleet.aclose()
+
+
+async def test_llama_swap_is_a_lane_for_each_model() -> None:
+    """What it starts a server for is its own affair: a request goes there as it is, also for another model."""
+    async with fake_llama_swap("a", "b", loaded="b") as server:
+        fleet = Sidecar([server.url], Prober())
+        await fleet.start()
+        assert {s.lane.models for s in fleet.backends[0].lanes()} == {frozenset({"a"}), frozenset({"b"})}
+        assert {s.health for s in fleet.backends[0].lanes()} == {Health.READY}
+        assert not any(asked.startswith("POST") for asked in server.asked)
+        async with running_proxy(*fleet.backends) as proxy:
+            client = await RawClient.connect(proxy.port)
+            for name, status in (("a", 200), ("b", 200), ("alias", 404)):
+                body = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
+                reply = await client.ask(post("/v1/chat/completions", json.dumps(body).encode()))
+                assert (reply.status, server.bodies[-1]) == (status, body)
+            client.close()
+            assert [seen.target for seen in proxy.seen[:2]] == ["a", "b"]
+        await fleet.aclose()
 
 
 async def test_two_servers_share_no_lane_and_no_statistics() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.upstream import Conn, Received, Upstream
 
-__all__ = ["Fake", "fake_llama_server", "fake_ollama", "llama_props", "ollama_model"]
+__all__ = ["Fake", "fake_llama_server", "fake_llama_swap", "fake_ollama", "llama_props", "ollama_model"]
 
 LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}
 
@@ -75,6 +75,32 @@ def _completion(body: Any, *, drafts: bool, honours: bool) -> Any:
     if drafts and not (honours and body.get("speculative.n_max") == 0):
         timings |= {"draft_n": 9, "draft_n_accepted": 4}
     return {"content": "five tokens of text", "stop": True, "timings": timings}
+
+
+def fake_llama_swap(*names: str, loaded: str = "") -> Fake:
+    """A llama-swap (its source of August 2026): it tells a version where Ollama does, has no properties of its
+    own, and starts a server for the model that a request names."""
+
+    def entry(name: str) -> dict[str, Any]:
+        status = {"value": "loaded" if name == loaded else "unloaded"}
+        return {"id": name, "object": "model", "owned_by": "llama-swap", "status": status}
+
+    def answer(body: Any) -> Any:
+        if body.get("model") not in names:
+            return 404, {"error": "no router for model"}
+        done = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
+        timings = {"prompt_n": 1, "prompt_ms": 2.0, "predicted_n": 8, "predicted_ms": 70.0}
+        return {"model": body["model"], "choices": [done], "timings": timings}
+
+    return Fake(
+        {
+            "GET /v1/models": {"object": "list", "data": [entry(name) for name in names]},
+            "GET /api/version": {"version": "250", "commit": "abcd", "build_date": "unknown"},
+            "GET /props": (400, {"error": "missing or invalid 'model' key"}),
+            "GET /health": "OK",
+            "POST /v1/chat/completions": answer,
+        }
+    )
 
 
 def ollama_model(name: str, **changes: Any) -> dict[str, Any]:

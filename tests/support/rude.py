@@ -69,4 +69,6 @@ class RudeServer(Upstream):
         if self.kind == "llama-router":
             entry["status"] = {"value": "loaded", "args": ["llama-server", "--model", "/m.gguf"]}
             return {"/v1/models": {"data": [entry]}, "/props": {"role": "router", "build_info": "b1"}}
+        if self.kind == "llama-swap":
+            return {"/v1/models": {"data": [entry]}, "/api/version": {"version": "250"}}
         return {"/v1/models": {"data": [entry]}}
