@@ -83,6 +83,8 @@ def observation(
 ) -> Observation:
     """What a request that ends `now` has shown; `drafts` are tokens drafted and accepted."""
     lane = ticket.lane
+    twice = ticket.formed and reply.thought  # then figures are of the second time alone
+    its_own = "steering" in ticket.workload.flags  # it may not have been decoded as the lane does
     return Observation(
         request_id=ticket.id,
         at=at,
@@ -109,7 +111,7 @@ def observation(
         concurrency=concurrency,
         repeat=ticket.repeat,
         propensity=ticket.decision.propensity,
-        weight=0.0 if ticket.formed and reply.thought else reply.weight,
+        weight=0.0 if twice or its_own else reply.weight,
     )
 
 

@@ -135,12 +135,14 @@ async def test_lm_studio_drafts_by_request(place: str) -> None:
 
 
 async def test_a_client_that_names_a_draft_itself_is_left_alone() -> None:
-    """Its own field stands, and it goes to plain."""
+    """Its own field stands, it goes to plain, and shows nothing about how fast plain is."""
     async with Speaker() as server:
         async with proxied(deployment(server, kind="lmstudio", drafts=["a"])) as proxy:
             await ask(proxy, draft_model="mine")
+            await ask(proxy)
         assert server.chats[0]["draft_model"] == "mine"
         assert "steering" in proxy.seen[0].workload.flags
+        assert [seen.weight > 0 for seen in proxy.seen] == [False, True]
 
 
 async def test_a_model_that_no_lane_names_is_asked_for_as_it_is() -> None:
