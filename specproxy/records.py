@@ -77,7 +77,8 @@ class RequestFacts:
     `turns` are in order of appearance. `max_tokens` is None where the client set no limit.
     `steering` names request fields by which the client itself controls speculation
     (for example ``draft_model`` or ``speculative.n_max``): such a request is left alone. `infill` says that
-    the text is to stand between a prefix and a suffix, which are the last turns.
+    the text is to stand between a prefix and a suffix, which are the last turns. `thought_limit` says that
+    thoughts are to end after a number of tokens.
     """
 
     dialect: Dialect
@@ -97,6 +98,12 @@ class RequestFacts:
     thinking: bool | None = None
     steering: tuple[str, ...] = ()
     infill: bool = False
+    thought_limit: bool = False
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the text is to have a form, or thoughts are to end after a number of tokens."""
+        return self.thought_limit or self.output is not OutputForm.FREE
 
     @property
     def prompt_chars(self) -> int:
@@ -200,7 +207,9 @@ class Lane:
     are those that the lane can answer (empty: any), `ctx` is the longest prompt and answer together in tokens
     (0: not a limit here), `tools` and `media` tell whether it may get requests with tools, and with images or
     audio. Lanes with the same strategy and fingerprint are interchangeable; `weight` is a lane's share of what
-    goes to them. `seeded` tells whether a seed gives the text that it gives on plain.
+    goes to them. `seeded` tells whether a seed gives the text that it gives on plain, `bound` whether the
+    lane can bind text to a form such as a JSON schema, and thoughts to a number of tokens. Where no lane can,
+    such a request still gets one: the server's own refusal is the best answer.
     """
 
     id: str
@@ -221,6 +230,7 @@ class Lane:
     media: bool = True
     weight: float = 1.0
     seeded: bool = True
+    bound: bool = True
 
     def can_answer(self, facts: RequestFacts) -> bool:
         """Whether a request speaks the lane's dialect, has nothing that it may not get, and surely fits.

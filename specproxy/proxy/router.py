@@ -155,6 +155,8 @@ class Router:
         fitting = named or [s for s in statuses if not s.lane.models or model is None]
         if not fitting:
             return ()
+        if facts.is_bound:
+            fitting = [s for s in fitting if s.lane.bound] or fitting
         target = fitting[0].lane.target
         return tuple(s for s in fitting if s.lane.target == target)
 

@@ -139,6 +139,17 @@ def test_a_lane_is_offered_for_its_dialects_only() -> None:
         assert [s.lane.id for s in setup.policy.situations[-1].lanes] == expected
 
 
+@pytest.mark.parametrize("wish", [{"output": OutputForm.JSON_OBJECT}, {"thought_limit": True}])
+def test_a_lane_that_cannot_bind_text_is_the_last_resort(wish: dict[str, Any]) -> None:
+    """Where another lane can, it gets what is bound; where none can, the server may say so itself."""
+    asked = dataclasses.replace(FACTS, **wish)
+    loose = lane("a", "mtp", bound=False)
+    both = Setup(backend("a", lane("a"), loose)).router
+    assert [s.lane.strategy.name for s in both.candidates(asked)] == ["plain"]
+    assert len(both.candidates(FACTS)) == 2
+    assert [s.lane for s in Setup(backend("a", loose)).router.candidates(asked)] == [loose]
+
+
 @pytest.mark.parametrize(
     ("kept", "asked"), [("tools", {"tools": 1}), ("media", {"images": 1}), ("media", {"audio": 1})]
 )

@@ -75,6 +75,7 @@ def read_messages(data: Json) -> RequestFacts:
         tool_choice=_choice(tools, data.get("tool_choice")),
         images=transcript.images,
         thinking=_thinking(data.get("thinking")),
+        thought_limit=whole(mapping(data.get("thinking")).get("budget_tokens")) is not None,
         steering=steering(data),
     )
 

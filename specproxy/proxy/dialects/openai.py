@@ -92,6 +92,7 @@ def _with_wishes(facts: RequestFacts, data: Json) -> RequestFacts:
         tool_choice=chosen_tool(tools, data.get("tool_choice", data.get("function_call"))),
         logprobs=flag(data.get("logprobs")) or _positive(data.get("top_logprobs"), data.get("n_probs")),
         thinking=_thinking(data),
+        thought_limit=_limits_thought(data),
         steering=steering(data),
     )
 
@@ -150,6 +151,7 @@ def read_responses(data: Json) -> RequestFacts:
         images=images,
         audio=audio,
         thinking=_thinking(data),
+        thought_limit=_limits_thought(data),
         steering=steering(data),
     )
 
@@ -211,6 +213,11 @@ def _response_item(item: Json) -> tuple[Turn | None, int, int]:
 
 def _positive(*values: object) -> bool:
     return any((whole(value) or 0) > 0 for value in values)
+
+
+def _limits_thought(data: Json) -> bool:
+    """Whether thoughts are to end after a number of tokens: llama-server's field, and mlx_vlm.server's."""
+    return any(whole(data.get(name)) is not None for name in ("thinking_budget_tokens", "thinking_budget"))
 
 
 def _thinking(data: Json) -> bool | None:

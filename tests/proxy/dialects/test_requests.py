@@ -167,6 +167,15 @@ def test_thinking(fields: dict[str, Any], thinking: bool | None) -> None:
     assert chat(messages=[], **fields).thinking is thinking
 
 
+@pytest.mark.parametrize("name", ["thinking_budget_tokens", "thinking_budget"])
+def test_a_limit_for_thoughts(name: str) -> None:
+    """llama-server's field and mlx_vlm.server's, in chats and Responses; it binds the text as a form does."""
+    for read in (chat, responses):
+        found = read(**{name: 5})
+        assert (found.thought_limit, found.is_bound) == (True, True)
+        assert not read().is_bound
+
+
 def test_limits_and_logprobs() -> None:
     """The newer limit wins, no limit is none, and any request for logprobs counts."""
     assert chat(messages=[], max_tokens=5, max_completion_tokens=7).max_tokens == 7
@@ -347,7 +356,7 @@ def test_anthropic() -> None:
         ("user", "and?"),
     ]
     assert (found.max_tokens, found.images, found.tools, found.tool_choice) == (5, 1, 1, "required")
-    assert found.thinking is True
+    assert (found.thinking, found.thought_limit) == (True, True)
 
 
 @pytest.mark.parametrize(
