@@ -119,8 +119,9 @@ class LogSettings(_Section):
 class Deployment(_Section):
     """A server, or several that are interchangeable, on which lanes run; on another machine mostly."""
 
-    kind: Literal["openai", "llama-server", "lmstudio", "mlx", "vllm", "sglang"] = "openai"
-    """What serves there: llama-server, LM Studio, mlx_lm.server, vLLM, SGLang, or any with OpenAI's API."""
+    kind: Literal["openai", "llama-server", "lmstudio", "mlx", "mlx-vlm", "vllm", "sglang"] = "openai"
+    """What serves there: llama-server, LM Studio, MLX (mlx_lm.server), MLX-VLM (mlx_vlm.server), vLLM, SGLang,
+    or any with OpenAI's API."""
     urls: Annotated[tuple[Url, ...], BeforeValidator(item_list)] = Field(min_length=1)
     """Base URLs of equal servers: each request goes to the least loaded one that is well."""
     target: str = Field(min_length=1)
@@ -132,7 +133,7 @@ class Deployment(_Section):
     strategy: str = "plain"
     """How the server decodes, as it was started: plain, mtp, eagle3, ngram, draft and so on."""
     drafts: Annotated[tuple[str, ...], BeforeValidator(item_list)] = ()
-    """Draft models that a request may name (LM Studio, MLX); each is a lane."""
+    """Draft models that a request (LM Studio, MLX) or a setting (MLX-VLM) may name; each is a lane."""
     draft_tokens: int | None = Field(default=None, ge=1, le=64)
     """Longest draft that is asked for (MLX)."""
     report_drafts: bool = False
@@ -144,7 +145,7 @@ class Deployment(_Section):
     weights: tuple[float, ...] = ()
     """Shares of the servers at `urls`, in their order. None: equal ones."""
     load_s: float = Field(default=5.0, ge=0)
-    """Seconds that a change of draft models takes (MLX), until it was measured."""
+    """Seconds that a change of draft models takes (MLX, MLX-VLM), until it was measured."""
 
     @field_validator("strategy")
     @classmethod
@@ -162,7 +163,7 @@ class Deployment(_Section):
         """What is wrong with it, one line each."""
         if self.weights and len(self.weights) != len(self.urls):
             yield f"{len(self.weights)} weights for {len(self.urls)} urls; give one for each, or none"
-        if self.drafts and self.kind not in ("lmstudio", "mlx"):
+        if self.drafts and self.kind not in ("lmstudio", "mlx", "mlx-vlm"):
             yield f"{self.kind} has no request field for a draft model; name how it decodes in strategy"
         key = os.environ.get(self.key_env, "") if self.key_env else None
         if key == "":

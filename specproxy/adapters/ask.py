@@ -10,7 +10,7 @@ from specproxy.adapters.base import UpstreamRequest
 from specproxy.adapters.http import Opener, fetch
 from specproxy.errors import UpstreamProtocolError
 
-__all__ = ["get_json", "post_json"]
+__all__ = ["get_json", "patch_json", "post_json"]
 
 HEADERS = ((b"Accept", b"application/json"), (b"User-Agent", b"specproxy"))
 JSON_HEADERS = (*HEADERS, (b"Content-Type", b"application/json"))
@@ -32,6 +32,16 @@ async def post_json(opener: Opener, target: str, body: object, *, timeout_s: flo
         BackendError: no reply.
     """
     request = UpstreamRequest("POST", target, JSON_HEADERS, orjson.dumps(body), replayable=True)
+    return await _ask(opener, request, timeout_s)
+
+
+async def patch_json(opener: Opener, target: str, body: object, *, timeout_s: float = 5.0) -> tuple[int, Any]:
+    """PATCH with a JSON body; returns like `get_json`.
+
+    Raises:
+        BackendError: no reply.
+    """
+    request = UpstreamRequest("PATCH", target, JSON_HEADERS, orjson.dumps(body), replayable=True)
     return await _ask(opener, request, timeout_s)
 
 

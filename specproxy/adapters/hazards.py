@@ -16,6 +16,7 @@ CONTROLS = {
     "ollama": "none by request; a reload (draft_num_predict), or further lanes beside it",
     "lmstudio": "the request field draft_model: name draft models under deployments",
     "mlx": "the request field draft_model, which reloads: name draft models under deployments",
+    "mlx-vlm": "the setting draft_model, which reloads: name drafters under deployments",
     "vllm": "none by request; several servers, each started in another way, under deployments",
     "sglang": "none by request; several servers, each started in another way, under deployments",
     "llama-swap": "the model's name: models of it that decode one file in several ways, under deployments",

@@ -16,14 +16,15 @@ import orjson
 
 from specproxy.adapters.ask import get_json
 from specproxy.adapters.base import Exchange, ProbeResult, ResponseHead, Sink, UpstreamRequest
-from specproxy.adapters.openai_compat import ANSWER_S, OpenAiBackend, Verdict
+from specproxy.adapters.one_draft import OneDraft
+from specproxy.adapters.openai_compat import ANSWER_S, Verdict
 from specproxy.errors import BackendError
 from specproxy.records import Control, Dialect, Health, Lane, Strategy
 
 __all__ = ["MlxBackend"]
 
 
-class MlxBackend(OpenAiBackend):
+class MlxBackend(OneDraft):
     """Plain, and a lane for each draft model, one of them in memory at a time.
 
     Plain is what the server was started with, so it is to be started without a draft model. Which pair is in
@@ -49,41 +50,25 @@ class MlxBackend(OpenAiBackend):
             )
         return lanes
 
-    async def start(self) -> None:
-        """It has been started without a draft."""
-        first, *others = self.lanes()
-        self.mark(first.lane.id, first.health, first.note)
-        for status in others:
-            self.mark(status.lane.id, status.health, status.note, resident=False)
-
-    def slots(self, lane: Lane) -> int | None:
-        """With a draft one request after the other; without, they are decoded together."""
-        return None if lane.strategy.is_plain else 1
-
     def open(self, request: UpstreamRequest, lane: Lane, sink: Sink) -> Exchange:
         asked = _asked(request)
         if asked is None:
             return self.transport.open(request, sink)
         loaded = self._loaded_by(asked)
-        if loaded == lane.id:
+        if loaded == lane:
             self.brought_in(lane)
-        exchange = self.transport.open(request, _Loading(sink, lambda: self._hold(None)))
-        self._hold(loaded)
+        exchange = self.transport.open(request, _Loading(sink, lambda: self.hold(None)))
+        self.hold(loaded)
         return exchange
 
-    def _loaded_by(self, asked: Mapping[str, Any]) -> str | None:
+    def _loaded_by(self, asked: Mapping[str, Any]) -> Lane | None:
         """The lane whose models are in memory after a request, by what it names; None if they are no lane's."""
         model, draft = asked.get("model"), asked.get("draft_model")
         for lane in (status.lane for status in self.lanes()):
             same = dict(lane.overrides).get("draft_model") == draft and asked.get("adapters") is None
             if same and (model is None or model in lane.models):
-                return lane.id
+                return lane
         return None
-
-    def _hold(self, lane_id: str | None) -> None:
-        """Note what is in memory."""
-        for status in self.lanes():
-            self.mark(status.lane.id, status.health, status.note, resident=status.lane.id == lane_id)
 
     async def _look(self) -> tuple[ProbeResult, Verdict]:
         """Its list of models is one of the Hugging Face cache, and breaks off where there is none.

@@ -1,6 +1,6 @@
 """Servers that speak OpenAI's API, wherever they are: lanes as configured, health and acceptance by asking.
 
-What differs between servers is in the subclasses: `lmstudio`, `mlx_lm`, `vllm` and `sglang`.
+What differs between servers is in the subclasses: `lmstudio`, `mlx_lm`, `mlx_vlm`, `vllm` and `sglang`.
 """
 
 from __future__ import annotations
@@ -95,10 +95,16 @@ class OpenAiBackend(HttpBackend):
         *,
         suffix: str = "",
         load_s: float = 0.0,
+        draft: str = "",
+        bound: bool = True,
     ) -> Lane:
-        """One lane. Its statistics are those of all servers that count as equal."""
+        """One lane. Its statistics are those of all servers that count as equal.
+
+        `draft` is its draft model where no field names it; `bound` is as in `Lane`.
+        """
         spec = self.spec
-        facts = (spec.equals or spec.url, self.kind, spec.model or spec.target, strategy.name, repr(overrides))
+        own = repr(overrides) + draft
+        facts = (spec.equals or spec.url, self.kind, spec.model or spec.target, strategy.name, own)
         return Lane(
             id=spec.name + suffix,
             backend=spec.name,
@@ -112,6 +118,7 @@ class OpenAiBackend(HttpBackend):
             models=frozenset({spec.target, spec.model or spec.target, *spec.aliases}),
             dialects=self.dialects,
             weight=spec.weight,
+            bound=bound,
         )
 
     def slots(self, lane: Lane) -> int | None:

@@ -13,6 +13,7 @@ from specproxy.adapters.base import Backend, ProbeResult
 from specproxy.adapters.llama_deployed import LlamaServerBackend
 from specproxy.adapters.lmstudio import LmStudioBackend
 from specproxy.adapters.mlx_lm import MlxBackend
+from specproxy.adapters.mlx_vlm import MlxVlmBackend
 from specproxy.adapters.openai_compat import Deployed, OpenAiBackend
 from specproxy.adapters.sglang import SglangBackend
 from specproxy.adapters.tasks import Tasks
@@ -32,6 +33,7 @@ ADAPTERS: Mapping[str, type[OpenAiBackend]] = {
         LlamaServerBackend,
         LmStudioBackend,
         MlxBackend,
+        MlxVlmBackend,
         VllmBackend,
         SglangBackend,
     )

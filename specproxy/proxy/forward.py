@@ -20,7 +20,6 @@ from specproxy.errors import (
     RequestError,
     SpecproxyError,
     UpstreamClosed,
-    UpstreamConnectError,
     UpstreamProtocolError,
 )
 from specproxy.proxy.bodies import pump, read_up_to, too_long
@@ -204,7 +203,7 @@ class Forwarder:
         tried.append(early or self._attempt(call, ticket, body, hold_errors=may_retry))
         try:
             await tried[-1].run()
-        except (UpstreamConnectError, UpstreamClosed, UpstreamProtocolError, HeldBack) as error:
+        except (BackendError, HeldBack) as error:
             if call.response.started or not may_retry:
                 raise
             failed = ticket.lane

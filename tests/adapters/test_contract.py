@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from specproxy.adapters.base import Backend
+from specproxy.adapters.base import Backend, UpstreamRequest
 from specproxy.adapters.fake import FakeBackend, FakeExchange, respond
 from specproxy.adapters.http import Endpoint, HttpBackend
-from specproxy.adapters.openai_compat import Deployed
+from specproxy.adapters.mlx_vlm import MlxVlmBackend
+from specproxy.adapters.openai_compat import Deployed, OpenAiBackend
 from specproxy.adapters.running_server import RunningServer
 from specproxy.proxy.deployments import ADAPTERS
+from specproxy.records import LaneStatus
 from tests.adapters.contract import BackendContract
 from tests.support.proxy import lane
 from tests.support.upstream import Conn, Upstream, chunk, chunked, tls_context
@@ -21,13 +23,13 @@ from tests.support.upstream import Conn, Upstream, chunk, chunked, tls_context
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
-async def answer(conn: Conn, *, models: bytes = b"") -> None:
+async def answer(conn: Conn, *, told: Mapping[bytes, bytes] | None = None) -> None:
     """The upstream of the contract, over HTTP."""
     while True:
         seen = await conn.request()
         match seen.request_line.split(b" ")[1]:
-            case b"/v1/models" if models:
-                await conn.send(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(models), models))
+            case path if told and path in told:
+                await conn.send(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(told[path]), told[path]))
             case b"/parts":
                 await conn.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"one", b"two"))
             case b"/echo":
@@ -103,8 +105,11 @@ class TestRunningServer(BackendContract):
 
 
 async def listing(conn: Conn) -> None:
-    """The same, of a server with OpenAI's list of models."""
-    await answer(conn, models=json.dumps({"data": [{"id": "m"}]}).encode())
+    """The same, of a server with OpenAI's list of models, and with mlx_vlm.server's settings."""
+    settings = json.dumps({"current": {"draft_model": None}, "applied": {"draft_model": None}}).encode()
+    models = json.dumps({"data": [{"id": "m"}]}).encode()
+    told = {b"/v1/models": models, b"/v1/settings": settings, b"/v1/messages/count_tokens": b"{}"}
+    await answer(conn, told=told)
 
 
 class DeployedContract(BackendContract):
@@ -112,11 +117,14 @@ class DeployedContract(BackendContract):
 
     kind = ""
 
+    def make(self, spec: Deployed) -> OpenAiBackend:
+        return ADAPTERS[self.kind](spec)
+
     @pytest.fixture
     async def backend(self) -> AsyncIterator[Backend]:
         async with Upstream(listing) as upstream:
             spec = Deployed("d", upstream.url, "m", drafts=("small",), report_drafts=True)
-            backend = ADAPTERS[self.kind](spec)
+            backend = self.make(spec)
             await backend.start()
             await backend.check()
             yield backend
@@ -137,6 +145,29 @@ class TestLmStudio(DeployedContract):
 
 class TestMlx(DeployedContract):
     kind = "mlx"
+
+
+class TestMlxVlm(DeployedContract):
+    kind = "mlx-vlm"
+
+
+class TestMlxVlmDrafting(DeployedContract):
+    """On the lane that is not in memory, so that its first exchange begins behind a load."""
+
+    kind = "mlx-vlm"
+
+    def make(self, spec: Deployed) -> OpenAiBackend:
+        return Drafting(spec)
+
+
+class Drafting(MlxVlmBackend):
+    """With the drafting lane first, and a change of lanes for every request."""
+
+    def lanes(self) -> tuple[LaneStatus, ...]:
+        return super().lanes()[::-1]
+
+    def decodes(self, _request: UpstreamRequest) -> bool:
+        return True
 
 
 class TestVllm(DeployedContract):

@@ -12,8 +12,8 @@ from specproxy.adapters.mlx_lm import MlxBackend
 from specproxy.proxy.deployments import Deployments
 from specproxy.records import Control, Health, Outcome, TimingSource
 from specproxy.strategies.cost import LaneFacts
-from tests.proxy.test_deployments import CHAT, ask, deployment, proxied
 from tests.support.client import RawClient, post
+from tests.support.deployments import CHAT, ask, deployment, proxied
 from tests.support.fake_mlx import FakeMlx
 from tests.support.proxy import Proxy, running_proxy
 from tests.support.upstream import Conn, Upstream

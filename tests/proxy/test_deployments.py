@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,12 @@ from specproxy.errors import ConfigError, UpstreamConnectError
 from specproxy.proxy.deployments import ADAPTERS, Deployments, deployed
 from specproxy.proxy.fleet import Fleet
 from specproxy.records import Control, Health
-from tests.support.client import RawClient, RawReply, post
+from tests.support.deployments import ask, deployment, proxied
 from tests.support.fakes import fake_llama_server
-from tests.support.proxy import Proxy, running_proxy
+from tests.support.proxy import running_proxy
 from tests.support.upstream import Conn, Received, Upstream
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
 class Speaker(Upstream):
@@ -60,27 +57,6 @@ class Speaker(Upstream):
                 usage = {"prompt_tokens": 1, "completion_tokens": 8} | self.reply.get("usage", {})
                 body = json.dumps({"model": "m-real", "choices": done} | self.reply | {"usage": usage}).encode()
             await conn.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-
-
-@asynccontextmanager
-async def proxied(*deployments: Deployment, **environ: str) -> AsyncIterator[Proxy]:
-    backends = deployed(deployments, environ)
-    for backend in backends:
-        await backend.start()
-        await backend.check()
-    async with running_proxy(*backends) as proxy:
-        yield proxy
-
-
-async def ask(proxy: Proxy, *headers: bytes, **fields: Any) -> RawReply:
-    client = await RawClient.connect(proxy.port)
-    reply = await client.ask(post("/v1/chat/completions", json.dumps(CHAT | fields).encode(), *headers))
-    client.close()
-    return reply
-
-
-def deployment(*servers: Upstream, **fields: Any) -> Deployment:
-    return Deployment(**{"urls": [server.url for server in servers], "target": "m"} | fields)
 
 
 # --- what is sent --------------------------------------------------------------------------------
