@@ -13,6 +13,7 @@ from specproxy.adapters.base import LoadsLanes, UpstreamRequest
 from specproxy.adapters.mlx_vlm import MlxVlmBackend
 from specproxy.adapters.openai_compat import Deployed
 from specproxy.errors import BackendError, LaneUnavailable, UpstreamClosed
+from specproxy.proxy.dialects.replies import Figures
 from specproxy.proxy.media import MediaShare
 from specproxy.records import Control, Dialect, Health, Outcome
 from tests.support.client import RawClient, post
@@ -123,6 +124,21 @@ async def test_a_drafter_is_set_and_loaded_before_the_request(server: FakeMlxVlm
         ]
     assert server.loads == [EAGLE, ""]
     assert server.chats == [(EAGLE, CHAT), (EAGLE, CHAT), ("", CHAT)]
+
+
+async def test_the_pace_is_that_of_the_tokens_behind_the_first(server: FakeMlxVlm) -> None:
+    """Four milliseconds a token; the server's own total has the first token in it too."""
+    async with proxied(deployment(server, kind="mlx-vlm", drafts=[EAGLE])) as proxy:
+        await ask(proxy)
+        assert proxy.seen[0].time_per_token == pytest.approx(0.004)
+
+
+def test_drafts_of_other_requests_are_not_counted() -> None:
+    """As a real server told them of a reply of 6 tokens that had waited for one of 250."""
+    figures = Figures()
+    timings = {"predicted_n": 6, "predicted_ms": 116.8, "peak_memory": 0.08, "draft_n": 109}
+    figures.read({"timings": timings | {"draft_rounds": 109, "draft_n_accepted": 109}})
+    assert (figures.output_tokens, figures.draft_tokens, figures.accepted_tokens) == (6, 0, 0)
 
 
 async def test_a_stream_with_usage_tells_drafts(server: FakeMlxVlm) -> None:

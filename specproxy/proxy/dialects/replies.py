@@ -9,11 +9,16 @@
 | LM Studio | `*_draft_tokens_count` in `stats` or `usage` |
 | vLLM | `metrics.speculative_decoding`; `metrics.generation_time_ms` where it is told to give times |
 | SGLang | `sglext.spec_tokens_details` |
+| mlx_vlm.server | `timings` of a chat, and of a chat's stream that has usage |
 
 llama-server starts its decode clock when the first token has been sampled, at the end of the prompt, so
 `predicted_ms` covers `predicted_n - 1` decode steps' tokens (its own `predicted_per_second` divides by n-1).
 Ollama hands the same two numbers on as `eval_duration` and `eval_count`; vLLM's `generation_time_ms` is from
 the first token to the last. Observation.time_per_token therefore divides by n-1.
+
+mlx_vlm.server (0.7), which alone tells a `peak_memory`, gives the time of all n tokens at the pace of those
+behind the first, so that one is taken off. Its drafts are those of all requests that ran meanwhile: counts
+above a reply's own tokens are dropped.
 """
 
 from __future__ import annotations
@@ -82,15 +87,18 @@ class Figures:
         self._read_drafts(spec, "spec_num_proposed_drafts", "spec_num_correct_drafts")
 
     def _read_timings(self, timings: Json) -> None:
-        decoded = _count(timings.get("predicted_n"))
+        decoded, by_mlx_vlm = _count(timings.get("predicted_n")), "peak_memory" in timings
         if decoded:
             self.output_tokens = decoded
             self.decode_s = _seconds(timings.get("predicted_ms"), 1e-3)
             self.timed = self.decode_s is not None
+            if self.decode_s is not None and by_mlx_vlm:
+                self.decode_s *= (decoded - 1) / decoded
         self.cached_tokens = _count(timings.get("cache_n"))
         self.prompt_tokens = _count(timings.get("prompt_n")) + self.cached_tokens
         self.prefill_s = _seconds(timings.get("prompt_ms"), 1e-3)
-        self._read_drafts(timings, "draft_n", "draft_n_accepted")
+        if not by_mlx_vlm or _count(timings.get("draft_n_accepted")) <= decoded:
+            self._read_drafts(timings, "draft_n", "draft_n_accepted")
 
     def _read_ollama(self, payload: Json) -> None:
         self.output_tokens = _count(payload.get("eval_count"))
