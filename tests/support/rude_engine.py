@@ -35,6 +35,8 @@ def build(mood: str, *given: Any, **options: Any) -> web.Application:
         if mood == "half up" and request.method == "POST":
             assert request.transport is not None
             request.transport.close()
+        if mood == "another version" and request.path == "/props":
+            return web.json_response({"build_info": "of another time"})
         response: web.StreamResponse = await handler(request)
         return response
 
@@ -46,7 +48,7 @@ def build(mood: str, *given: Any, **options: Any) -> web.Application:
 def main() -> int:
     """Run as the child does."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mood", choices=("", "half up", "fails to load", "breaks down"))
+    parser.add_argument("--mood", choices=("", "half up", "another version", "fails to load", "breaks down"))
     given, sys.argv[1:] = parser.parse_known_args()
     mood = given.mood
 

@@ -34,6 +34,9 @@ __all__ = ["EmbeddedBackend", "EmbeddedOptions"]
 
 log = logging.getLogger(__name__)
 
+TOLD = frozenset({"strategies", "strategies_refused", "memory", "default_generation_settings", "total_slots"})
+"""What is read of the engine's ``/props``."""
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedOptions:
@@ -248,6 +251,11 @@ class EmbeddedBackend:
         status, props = await get_json(transport.open, "/props")
         if status != 200 or not isinstance(props, dict):
             raise LaneStartError(f"the engine does not answer as expected: {props}")
+        if missing := TOLD - props.keys():  # installed anew while this process went on
+            told = ", ".join(sorted(missing))
+            raise LaneStartError(
+                f"the engine is of another version: it does not tell {told}", hint="start specproxy again"
+            )
         return props
 
     def _lane(self, strategy: str) -> Lane:

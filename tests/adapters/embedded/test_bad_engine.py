@@ -16,6 +16,7 @@ import pytest
 
 from specproxy.adapters.embedded.backend import EmbeddedBackend, EmbeddedOptions
 from specproxy.adapters.supervise import Backoff, ChildSpec
+from specproxy.errors import ConfigError
 from specproxy.records import Health, Outcome
 from specproxy.strategies.learner import Learner
 from tests.proxy.test_bad_servers import CHAT, ROUTES, ask, learned
@@ -37,7 +38,7 @@ class Moody(EmbeddedBackend):
     """Its child is `tests.support.rude_engine`; the file is a real model's, and is not loaded."""
 
     def __init__(self, pair: CalibratedPair, mood: str) -> None:
-        backoff = Backoff(first_s=3600)  # what has died stays away
+        backoff = Backoff(first_s=3600, chances_unproven=1)  # what has died stays away
         super().__init__(EmbeddedOptions(pair.target, names=("m",)), backoff=backoff)
         self.mood = mood
 
@@ -136,3 +137,9 @@ async def test_a_model_that_the_engine_does_not_have(pair: CalibratedPair) -> No
         assert (reply.status, reply.content) == (404, b'{"error":"model \'other\' not found"}')
         assert {seen.outcome for seen in proxy.seen} == {Outcome.ERROR}
         assert learned(proxy) == 0
+
+
+async def test_an_engine_of_another_version(pair: CalibratedPair) -> None:
+    """As after an upgrade under a running proxy: it is refused with a reason."""
+    with pytest.raises(ConfigError, match="the engine is of another version: it does not tell"):
+        await Moody(pair, "another version").start()
