@@ -62,11 +62,11 @@ async def test_every_lane_says_the_same_and_drafts_as_calculated(
     pair: CalibratedPair, binary: Path | None
 ) -> None:
     plan = plan_managed(options(pair, llama_server=binary))
-    assert [lane.lane.id for lane in plan.lanes] == ["plain", "ngram", "mtp", "draft"]
+    assert [lane.lane.id for lane in plan.lanes][:4] == ["plain", "ngram", "mtp", "draft"]  # then sampled ones
     backend = plan.backend()
     await backend.start()
     await backend.settled()
-    assert [status.health for status in backend.lanes()] == [Health.READY] * 4
+    assert {status.health for status in backend.lanes()} == {Health.READY}
     for region in ("json", "code", "edit", "prose"):
         said = {
             status.lane.id: await say(backend, status.lane.id, "give a list of words " + pair.marker(region, 3))
