@@ -129,11 +129,17 @@ def profile(
     late: dict[str, list[float]] = {}
     widths = WIDTHS[: 1 + runtime.longest]
     try:
-        drafters = {  # which may share the target's cache, and begin by emptying it
-            name: _Timed(drafter.context, drafter.batch, drafter.context.model.n_vocab, clock)
+        target = _Timed(runtime.context, runtime.batch, runtime.target.n_vocab, clock)
+        drafters = {
+            name: _Timed(
+                drafter.context,
+                drafter.batch,
+                drafter.context.model.n_vocab,
+                clock,
+                reads=None if drafter.contexts else target,
+            )
             for name, drafter in runtime.drafters.items()
         }
-        target = _Timed(runtime.context, runtime.batch, runtime.target.n_vocab, clock)
         for number in range(ROUNDS):
             for width in widths:
                 known = seconds.get(width) or [median(times) * width for times in seconds.values()]
@@ -146,7 +152,7 @@ def profile(
                     continue
                 drafter.decode(1)
                 guesses.setdefault(name, []).append(drafter.decode(1))
-                if number < LATE_ROUNDS:
+                if number < LATE_ROUNDS and runtime.drafters[name].contexts:
                     late.setdefault(name, []).append(drafter.decode(LATE_TOKENS, outputs=1))
     except DecodeError as error:
         log.warning("profiling this model failed: %s", error)
@@ -168,22 +174,42 @@ def profile(
 
 
 class _Timed:
-    """Decodes behind a short text, timed; logits are read as a step reads them."""
+    """Decodes behind a short text, timed; logits are read as a step reads them.
 
-    def __init__(self, context: Context, batch: Batch, vocab: int, clock: Callable[[], float]) -> None:
+    Args:
+        reads: for a drafter without a cache, whose it reads: it holds the text.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        batch: Batch,
+        vocab: int,
+        clock: Callable[[], float],
+        *,
+        reads: _Timed | None = None,
+    ) -> None:
         self._context, self._batch, self._vocab, self._clock = context, batch, vocab, clock
+        self._reads = reads
         self._rng = np.random.default_rng(0)
-        context.clear()
-        self._feed(BEHIND, 0, 1)  # the weights may come from disk
+        if reads is None:
+            context.clear()
+            self._feed(BEHIND, 0, 1)  # the weights may come from disk
 
     def decode(self, width: int, outputs: int | None = None) -> float:
         """Seconds of a decode of `width` tokens."""
-        if not self._context.drop(0, BEHIND):  # a recurrent state may not go back so far
-            self._context.clear()
-            self._feed(BEHIND, 0, 1)
+        self._go_back()
         started = self._clock()
         self._feed(width, BEHIND, width if outputs is None else outputs)
         return self._clock() - started
+
+    def _go_back(self) -> None:
+        """To the end of the short text."""
+        if self._reads is not None:
+            self._reads._go_back()
+        elif not self._context.drop(0, BEHIND):  # a recurrent state may not go back so far
+            self._context.clear()
+            self._feed(BEHIND, 0, 1)
 
     def _feed(self, count: int, at: int, outputs: int) -> None:
         tokens = self._rng.integers(0, self._vocab, count).tolist()
