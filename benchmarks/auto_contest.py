@@ -111,7 +111,7 @@ class Contest:
     def ratio(self, kind: str, other: str, ours: str = AUTO) -> Ratio:
         """The other's time over ours, prompt by prompt."""
         found = self.seconds[kind]
-        return Ratio.of(np.array(found[other]) / np.array(found[ours]))
+        return Ratio.of([np.array(found[other]) / np.array(found[ours])])
 
     def against_best(self, kind: str, names: Iterable[str]) -> tuple[Ratio, str]:
         """The time of the best of several over ours, and which one that was, in most rounds.
@@ -124,7 +124,7 @@ class Contest:
         found = np.array([self.seconds[kind][name] for name in names])
         ours = np.array(self.seconds[kind][AUTO])
         chosen = [int(np.median(np.delete(found, i, axis=1), axis=1).argmin()) for i in range(len(ours))]
-        ratio = Ratio.of(found[chosen, np.arange(len(ours))] / ours)
+        ratio = Ratio.of([found[chosen, np.arange(len(ours))] / ours])
         return ratio, names[int(np.bincount(chosen).argmax())]
 
     def best(self, kind: str, names: Iterable[str]) -> str:

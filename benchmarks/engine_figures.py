@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.engine_client import Reply
 
 __all__ = ["Figures", "Ratio"]
+
+Floats = npt.NDArray[np.float64]
 
 # names of comparisons → keys of their median in the last line; the lower bound has `_lo` behind it
 KEYS = {
@@ -37,7 +40,7 @@ class Ratio:
     high: float
 
     @classmethod
-    def of(cls, groups: Sequence[Sequence[float]]) -> Ratio:
+    def of(cls, groups: Sequence[Sequence[float] | Floats]) -> Ratio:
         """Median of all ratios, and a bootstrap interval of 90%.
 
         Args:
@@ -46,7 +49,7 @@ class Ratio:
                 pairs of requests on them.
         """
         rng = np.random.default_rng(0)
-        values = [np.asarray(group) for group in groups if group]
+        values = [np.asarray(group) for group in groups if len(group)]
         medians = []
         for _ in range(2000):
             drawn = [values[at] for at in rng.integers(len(values), size=len(values))]
