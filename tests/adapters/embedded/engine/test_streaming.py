@@ -30,13 +30,13 @@ from specproxy.errors import BackendError
 
 pytestmark = pytest.mark.embedded
 
-TOKENS = 200
+TOKENS = 400
 
 
 @pytest.fixture
 async def app(pair: CalibratedPair) -> AsyncIterator[tuple[web.Application, str]]:
     """A served engine whose sockets take little at once, and its address."""
-    app = build_app(LlamaEngine(EngineOptions(model=pair.target, draft=pair.draft, context=512, threads=1)))
+    app = build_app(LlamaEngine(EngineOptions(model=pair.target, draft=pair.draft, context=1024, threads=1)))
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     listener.bind(("127.0.0.1", 0))
@@ -94,13 +94,14 @@ async def test_every_dialect_says_the_same_whole_or_streamed(
 ) -> None:
     """Texts and order hold where the other thread sends, as they do with the fake engine, which does not."""
     content = "please " + pair.marker("code")
-    body: dict[str, object] = {"max_tokens": 60, "max_output_tokens": 60, "n_predict": 60, "temperature": 0}
+    limits = ("max_tokens", "max_output_tokens", "n_predict")
+    body: dict[str, object] = dict.fromkeys(limits, TOKENS) | {"temperature": 0}
     body |= {"/completion": {"prompt": content}, "/v1/responses": {"input": content}}.get(
         path, {"messages": [{"role": "user", "content": content}]}
     )
     if path == "/api/chat":
         body = {"model": app[0][SERVICE].names[0], "messages": body["messages"]} | {
-            "options": {"num_predict": 60, "temperature": 0}
+            "options": {"num_predict": TOKENS, "temperature": 0}
         }
     else:
         body = {name: value for name, value in body.items() if accepted(path, name)}
@@ -117,7 +118,7 @@ async def test_every_dialect_says_the_same_whole_or_streamed(
     ]
     assert whole
     assert "".join(map(delta_of, found)) == whole
-    assert len(woken) < 40
+    assert len(woken) < TOKENS // 2
 
 
 def accepted(path: str, name: str) -> bool:
@@ -276,7 +277,7 @@ async def test_a_courier_gives_up_a_stream_once_and_carries_the_others() -> None
 
 
 async def test_an_engine_without_a_reader_on_a_socket_uses_the_loop(pair: CalibratedPair) -> None:
-    engine = LlamaEngine(EngineOptions(model=pair.target, context=512, threads=1))
+    engine = LlamaEngine(EngineOptions(model=pair.target, context=1024, threads=1))
     await engine.start()
     words = engine.tokenize("please " + pair.marker("json"))
     outlet = ShortCut()
