@@ -56,7 +56,6 @@ class ClientConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[ClientRequest] = deque()
         self._task: asyncio.Task[None] | None = None  # handles the current request
-        self._beginning = False  # a request takes its first steps, and may end at once
         self._open: RequestBody | None = None  # a body that is still arriving
         self._line = b""  # a request line that has not come whole
         self._said: tuple[bytes, bytes] | None = None  # method and target that the parser was not told
@@ -123,7 +122,6 @@ class ClientConnection(asyncio.Protocol):
         if self._task is None:
             if self._in_head and waited > self._limits.patience_s:
                 self._fault(self._limits.too_slow())
-                self._go_on()
             elif not self._in_head and waited > self._limits.idle_s:
                 self.close()
         elif self._open is not None and waited > self._limits.patience_s and not self._waits_for_us():
@@ -193,8 +191,6 @@ class ClientConnection(asyncio.Protocol):
             self._fault(RequestError(f"the request is not valid HTTP: {error}"))
         if max(self._head_bytes if self._in_head else 0, self._between) > self._limits.head_bytes:
             self._fault(self._limits.head_too_long())
-        if self._waiting:
-            self._go_on()
 
     def _feed(self, data: bytes) -> bytes:
         """Parse; returns what is left behind a head that offered another protocol."""
@@ -343,25 +339,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _dispatch(self, request: ClientRequest) -> None:
         self._waiting.append(request)
-
-    def _go_on(self) -> None:
-        """Serve the next request, if none is being served, and read on or not."""
-        if self._beginning:
-            return
-        self._beginning = True
-        while self._waiting and self._task is None and not self._closing:
+        if self._task is None:
             self._next()
-        self._beginning = False
         self._balance()
 
     def _next(self) -> None:
-        """Serve the next request; one that is here whole goes as far as it can in this very call."""
-        request = self._waiting.popleft()
-        if request.method == "POST" and request.body.complete:  # others may ask for the task that they run in
-            begun = self._tasks.begin(self._serve(request), name="request")
-            self._task = begun or self._task
-        else:
-            self._task = self._tasks.spawn(self._serve(request), name="request")
+        self._task = self._tasks.spawn(self._serve(self._waiting.popleft()), name="request")
 
     async def _serve(self, request: ClientRequest) -> None:
         response = RelayResponse(request, self)
@@ -382,7 +365,9 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._since = self._loop.time()
             self._full = self._open is not None and self._open.held > _BODY_HIGH
-            self._go_on()
+            if self._waiting:
+                self._next()
+            self._balance()
 
     def _linger(self) -> None:
         """Close behind an answer to a request that has not come whole.
