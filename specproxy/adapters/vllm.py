@@ -1,7 +1,7 @@
 """vLLM: no control by request; acceptance from its Prometheus counters.
 
-Started with ``--per-request-spec-decode-metrics`` or ``--enable-per-request-metrics``, it puts counts or times
-into the replies too, which are read wherever they are.
+Started with ``--per-request-spec-decode-metrics summary`` or ``--enable-per-request-metrics``, it puts counts
+or times into the replies too, which are read wherever they are.
 """
 
 from __future__ import annotations
