@@ -3,8 +3,9 @@
 Starts `specproxy start` with managed lanes twice: on the calibrated model, whose best strategies are known and
 differ by kind (plain, n-gram, draft and MTP lanes), and on SmolLM2-135M (plain and n-gram). A fresh mix goes
 through the proxy, which knows nothing at first. As often as time allows, the same prompt goes straight to every
-lane too, in random order and without the prompt cache: what the request would have taken there. The proxy does
-not see these trials, and no lane has seen a prompt before. One request runs at a time.
+lane too, in random order: what the request would have taken there. The proxy does not see these trials. Neither
+side uses the prompt cache: a single strategy would gain as much by it as routing, and trials, which repeat a
+prompt, more. One request runs at a time.
 
 A single request's time is off by a tenth or more on a busy machine. So what was chosen, which is known exactly
 for every routed request, is weighed with what the trials say each lane takes for a token of each kind, on the
@@ -19,7 +20,7 @@ the bounds of 90% bootstrap intervals over requests and trials. Times are end to
   pick the least of several noisy sums, which favours them;
 - ``worst_kind_vs_plain``: plain's time over the routed time, on the kind where that is least;
 - ``null``: routed time a token over that of the same prompts straight to the same lanes, geometric mean without
-  the tenth at either end: the proxy, the prompt cache, and noise;
+  the tenth at either end: the proxy, and noise;
 - ``gain_over_plain_as_timed``, ``worst_kind_vs_plain_as_timed``: from the routed times of the trials alone;
 - ``replay_error``: tokens a step of the n-gram lane as replayed from token ids, against those that the server
   counted, mean of the absolute relative differences of single requests; ``replay_error_by_text``: as the proxy
@@ -109,12 +110,12 @@ def measure(
         if time.monotonic() - begun > 60 * minutes:
             console.print(f"  time is up after {i} of {len(rows)} requests", style="dim", highlight=False)
             break
-        routed = send(proxy.url, row, stream=i % 2 == 0)
+        fresh = Row(row.kind, {**row.request, "cache_prompt": False})
+        routed = send(proxy.url, fresh, stream=i % 2 == 0)
         part.routed.append(routed)
         now = time.monotonic()
         if on_trials <= TRIAL_SHARE * (now - begun) and tried[row.kind] <= min(tried.values()) + 1:
             tried[row.kind] += 1
-            fresh = Row(row.kind, {**row.request, "cache_prompt": False})
             order = rng.sample(sorted(proxy.lanes), len(proxy.lanes))
             alone = {s: send(proxy.lanes[s], fresh, stream=i % 2 == 0, strategy=s) for s in order}
             part.trials.append(Trial(routed, alone))
