@@ -128,8 +128,6 @@ class TextReplayer:
             self._held -= heard.size
             try:
                 await self._replay(heard)
-            except BackendError as error:
-                self._leave_out(heard.seen, str(error))
             finally:
                 del heard  # holds the text
                 if not self._waiting:
@@ -171,7 +169,11 @@ class TextReplayer:
         limit = facts.max_tokens if facts is not None else None  # no server drafts beyond
         for backend, lanes in pupils:
             lane, drafts = lanes[0]
-            source, prompt, output = await self._cut(backend, lane, drafts.vocabulary, heard, said, text)
+            try:
+                source, prompt, output = await self._cut(backend, lane, drafts.vocabulary, heard, said, text)
+            except BackendError as error:
+                self._leave_out(seen, str(error))
+                continue
             exact = source != "pieces"
             if len(output) < 2 or (exact and not _plausible(output, seen.output_tokens)):
                 why = f"its text has {len(output)} tokens, but {seen.output_tokens} were counted"

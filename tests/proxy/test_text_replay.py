@@ -425,3 +425,16 @@ def test_junk_has_no_text() -> None:
     """What is no reply, or of other types than expected, gives nothing and does not raise."""
     for junk in (b"", b"data: [DONE]", b"\xff\x00", b"[1]", b'{"choices": 3}', b'{"content": 7}'):
         assert reply_text(junk) == ""
+
+
+async def test_a_server_that_cuts_nothing_keeps_no_other_from_learning() -> None:
+    """Each teaches by itself."""
+    school = School()
+    mute = Managed("mute", (replace(NGRAM, id="mute"),))
+    mute.vocabulary = Words(failures=1)
+    school.router.set_backends([mute, school.backend])
+    school.hear()
+    await school.lesson(2)
+    assert [lane for lane, *_ in school.pupil.taught] == [NGRAM.id]
+    assert (school.account.replayed, school.account.left_out) == (1, 1)
+    await mute.aclose()
