@@ -26,7 +26,7 @@ class LmStudioBackend(OpenAiBackend):
                 Strategy(("draft",)),
                 Control.REQUEST,
                 (("draft_model", draft),),
-                suffix=f"+{draft.rpartition('/')[2]}",
+                suffix=self.suffix(draft),
             )
             for draft in self.spec.drafts
         ]

@@ -44,7 +44,7 @@ class MlxBackend(OneDraft):
                     Strategy(("draft",), length),
                     Control.RELOAD,
                     (("draft_model", draft), *more),
-                    suffix=f"+{draft.rpartition('/')[2]}",
+                    suffix=self.suffix(draft),
                     load_s=load_s,
                 )
             )

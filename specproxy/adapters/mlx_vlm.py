@@ -71,7 +71,7 @@ class MlxVlmBackend(OneDraft):
         load_s = spec.load_s if spec.drafts else 0.0
         lanes = [self.lane(spec.strategy, control, load_s=load_s, bound=spec.strategy.is_plain)]
         for draft in spec.drafts:
-            suffix = f"+{draft.rpartition('/')[2]}"
+            suffix = self.suffix(draft)
             strategy = Strategy((self._kind_of(draft),))
             lane = self.lane(strategy, control, suffix=suffix, load_s=load_s, draft=draft, bound=False)
             self._drafts[lane.id] = draft

@@ -87,6 +87,13 @@ class OpenAiBackend(HttpBackend):
         """The lanes of this server, the plain one first where there is one."""
         return [self.lane(self.spec.strategy, Control.INSTANCE)]
 
+    def suffix(self, draft: str) -> str:
+        """What the id of a draft's lane has behind the server's name: its last part, or all of it where two of
+        them end alike."""
+        last = [each.rpartition("/")[2] for each in self.spec.drafts]
+        own = draft.rpartition("/")[2]
+        return "+" + (own if last.count(own) == 1 else draft)
+
     def lane(
         self,
         strategy: Strategy,

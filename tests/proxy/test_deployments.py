@@ -110,6 +110,16 @@ async def test_lm_studio_drafts_by_request(place: str) -> None:
         assert (proxy.seen[1].draft_tokens, proxy.seen[1].accepted_tokens) == (6, 5)
 
 
+@pytest.mark.parametrize("kind", ["lmstudio", "mlx", "mlx-vlm"])
+def test_drafts_that_end_alike_are_lanes_apart(kind: str) -> None:
+    """One of them would be lost if both had the same id; others have a short one."""
+    drafts = ["a/small", "b/small", "b/other"]
+    one = Deployment(kind=kind, urls=["http://127.0.0.1:9"], target="m", drafts=drafts)
+    [backend] = deployed([one], {})
+    ids = [status.lane.id.rpartition("+")[2] for status in backend.lanes()]
+    assert ids[1:] == ["a/small", "b/small", "other"]
+
+
 async def test_a_client_that_names_a_draft_itself_is_left_alone() -> None:
     """Its own field stands, it goes to plain, and shows nothing about how fast plain is."""
     async with Speaker() as server:
