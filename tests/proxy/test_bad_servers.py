@@ -116,22 +116,27 @@ async def lane_of_ours(mood: str) -> AsyncIterator[Proxy]:
         yield proxy
 
 
+async def nobody_answers(proxy: Proxy, path: str, pid: int | None) -> None:
+    """The one lane's process dies (`pid`), or ends connections: 503 or 502 in the client's dialect."""
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+        while proxy.router.lanes()[0].health is Health.READY:  # noqa: ASYNC110 - told by no event
+            await asyncio.sleep(0.01)
+    reply = await ask(proxy, path)
+    assert reply.status == (502 if pid is None else 503)
+    assert reply.content.startswith(ROUTES[path])
+    assert {seen.outcome for seen in proxy.seen} == {Outcome.UNREACHABLE}
+    assert learned(proxy) == 0
+
+
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("mood", ["down", "half up"])
 async def test_a_lane_of_ours_that_does_not_answer(path: str, mood: str) -> None:
     """As with servers of others."""
     async with lane_of_ours(mood.replace("down", "")) as proxy:
-        if mood == "down":
-            [backend] = proxy.router.backends
-            assert isinstance(backend, ManagedLlamaServer)
-            os.kill(backend.pid("plain") or 0, signal.SIGKILL)
-            while proxy.router.lanes()[0].health is Health.READY:  # noqa: ASYNC110 - told by no event
-                await asyncio.sleep(0.01)
-        reply = await ask(proxy, path)
-        assert reply.status == (503 if mood == "down" else 502)
-        assert reply.content.startswith(ROUTES[path])
-        assert {seen.outcome for seen in proxy.seen} == {Outcome.UNREACHABLE}
-        assert learned(proxy) == 0
+        [backend] = proxy.router.backends
+        assert isinstance(backend, ManagedLlamaServer)
+        await nobody_answers(proxy, path, backend.pid("plain") if mood == "down" else None)
 
 
 @pytest.mark.parametrize("mood", MOODS)

@@ -3,10 +3,7 @@ behind it, and it asks for no key."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,9 +14,9 @@ import pytest
 from specproxy.adapters.embedded.backend import EmbeddedBackend, EmbeddedOptions
 from specproxy.adapters.supervise import Backoff, ChildSpec
 from specproxy.errors import ConfigError
-from specproxy.records import Health, Outcome
+from specproxy.records import Outcome
 from specproxy.strategies.learner import Learner
-from tests.proxy.test_bad_servers import CHAT, ROUTES, ask, learned
+from tests.proxy.test_bad_servers import CHAT, ROUTES, ask, learned, nobody_answers
 from tests.support.calibrated import CalibratedPair
 from tests.support.client import RawClient, RawReply, post
 from tests.support.proxy import Proxy, running_proxy
@@ -81,15 +78,7 @@ async def test_an_engine_that_does_not_answer(pair: CalibratedPair, path: str, m
     async with before(pair, mood.replace("down", "")) as proxy:
         [backend] = proxy.router.backends
         assert isinstance(backend, Moody)
-        if mood == "down":
-            os.kill(backend.pid or 0, signal.SIGKILL)
-            while backend.lanes()[0].health is Health.READY:  # noqa: ASYNC110 - told by no event
-                await asyncio.sleep(0.01)
-        reply = await ask(proxy, path)
-        assert reply.status == (503 if mood == "down" else 502)
-        assert reply.content.startswith(ROUTES[path])
-        assert {seen.outcome for seen in proxy.seen} == {Outcome.UNREACHABLE}
-        assert learned(proxy) == 0
+        await nobody_answers(proxy, path, backend.pid if mood == "down" else None)
 
 
 @pytest.mark.parametrize("path", ROUTES)

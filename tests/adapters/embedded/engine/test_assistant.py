@@ -13,6 +13,7 @@ import pytest
 from tests.support.assistant import copy_model, split_model, write_assistant, write_noisy_assistant
 from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.embedded import ByHand, request
+from tests.support.heads import KNOWN, counts, known, prompt
 
 # isort: split
 from llama_cpp import llama_cpp
@@ -30,8 +31,6 @@ from specproxy.errors import PairError
 
 pytestmark = pytest.mark.embedded
 
-KNOWN = ("json", "code", "edit", "prose")
-
 
 @pytest.fixture(scope="module")
 def assisted(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
@@ -45,24 +44,6 @@ def engine(assisted: CalibratedPair) -> Iterator[ByHand]:
     engine = ByHand(assisted.target, assisted.draft)
     yield engine
     engine.close()
-
-
-def prompt(engine: ByHand, pair: CalibratedPair, region: str, start: int = 0) -> list[int]:
-    return engine.tokenize("please rewrite this " + pair.marker(region, start))
-
-
-def counts(engine: ByHand, pair: CalibratedPair, length: int) -> list[tuple[int, int]]:
-    """Guesses, and those that were right, of all regions at once; the text has to be the model's own."""
-    work = [request(prompt(engine, pair, region), f"mtp:{length}", tokens=80) for region in KNOWN]
-    readers = engine.run(*work)
-    assert [reader.ids for reader in readers] == [pair.text_ids(region, 80) for region in KNOWN]
-    return [(reader.end.draft_n, reader.end.draft_n_accepted) for reader in readers]
-
-
-def known(pair: CalibratedPair, length: int) -> list[tuple[int, int]]:
-    """The same by walking through the text."""
-    expected = [pair.expect(region, "mtp", 80, n_max=length) for region in KNOWN]
-    return [(each.drafted, each.accepted) for each in expected]
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 6])

@@ -14,6 +14,7 @@ import pytest
 from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.deepseek4 import LANES, WIDTH, write_deepseek4
 from tests.support.embedded import ByHand, reference, request
+from tests.support.heads import counts, known, prompt
 from tests.support.random_model import CHAINS, write_random
 
 # isort: split
@@ -30,7 +31,6 @@ from specproxy.errors import SpecproxyError
 
 pytestmark = pytest.mark.embedded
 
-KNOWN = ("json", "code", "edit", "prose")
 HEADS = 3
 FEW = 32  # tokens in a decode; of more than 64, llama.cpp spoils some of deepseek4's hidden rows
 
@@ -47,24 +47,6 @@ def engine(chain: CalibratedPair) -> Iterator[ByHand]:
     engine = ByHand(chain.target)
     yield engine
     engine.close()
-
-
-def prompt(engine: ByHand, pair: CalibratedPair, region: str) -> list[int]:
-    return engine.tokenize("please rewrite this " + pair.marker(region))
-
-
-def counts(engine: ByHand, chain: CalibratedPair, length: int) -> list[tuple[int, int]]:
-    """Guesses, and those that were right, of all regions at once; the text has to be the model's own."""
-    work = [request(prompt(engine, chain, region), f"mtp:{length}", tokens=80) for region in KNOWN]
-    readers = engine.run(*work)
-    assert [reader.ids for reader in readers] == [chain.text_ids(region, 80) for region in KNOWN]
-    return [(reader.end.draft_n, reader.end.draft_n_accepted) for reader in readers]
-
-
-def known(chain: CalibratedPair, length: int) -> list[tuple[int, int]]:
-    """The same by walking through the text."""
-    expected = [chain.expect(region, "mtp", 80, n_max=length) for region in KNOWN]
-    return [(each.drafted, each.accepted) for each in expected]
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
