@@ -27,7 +27,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> CalibratedPair:
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is set for tests is no setting of the program's."""
-    monkeypatch.delenv("SPECPROXY_TEST_LLAMA_SERVER", raising=False)
+    for name in ("SPECPROXY_TEST_LLAMA_SERVER", "SPECPROXY_TEST_OLLAMA"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 

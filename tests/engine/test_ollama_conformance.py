@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 
 from specproxy.adapters.ask import post_json
 from specproxy.adapters.base import ProbeResult
@@ -187,7 +188,9 @@ async def test_further_ollamas_say_the_same_and_draft(real: str, pair: Calibrate
     served = {model.name: model for model in (await models(real)).served}
     bare = replace(served["bare:latest"], ctx=CONTEXT)
     options = ManagedOptions(Path(bare.path), exclude=("plain",), threads=1, log_dir=tmp_path)
-    backend = plan_ollama(options, Path(REAL), bare, "0.33.0", None).backend()
+    async with ClientSession(real) as session, session.get("/api/version") as reply:
+        version = (await reply.json())["version"]  # what is built from source calls itself 0.0.0
+    backend = plan_ollama(options, Path(REAL), bare, version, None).backend()
     wanted = pair.text("json", 24, 3)
     await backend.start()
     try:
