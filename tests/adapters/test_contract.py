@@ -45,8 +45,7 @@ async def answer(conn: Conn, *, told: Mapping[bytes, bytes] | None = None) -> No
                 await conn.gone()
             case b"/flood":
                 await conn.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-                while True:
-                    await conn.send(chunk(b"x" * 4096))
+                await conn.flood(chunk(b"x" * 4096))
             case _:
                 await conn.send(HEAD + b"X-Kind: whole\r\nContent-Length: 5\r\n\r\nwhole")
 

@@ -66,6 +66,7 @@ async def flood(request: web.Request) -> web.StreamResponse:
     response = await begun(request)
     while True:
         await response.write(b"x" * 4096)
+        await asyncio.sleep(0)  # a write does not yield as long as all was taken
 
 
 ROUTES = {

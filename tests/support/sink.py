@@ -46,6 +46,12 @@ class RecordingSink:
             self._news.clear()
             await self._news.wait()
 
+    async def more(self, calls: int) -> None:
+        """Wait until there have been more calls than that."""
+        while len(self.calls) <= calls:
+            self._news.clear()
+            await self._news.wait()
+
     async def over(self) -> str:
         """Wait for the last call: end or fail."""
         while not self.calls or self.calls[-1][0] not in ("end", "fail"):

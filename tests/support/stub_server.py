@@ -96,8 +96,7 @@ async def contract(conn: Conn, target: bytes, body: bytes) -> bool:
             await conn.gone()
         case b"/flood":
             await conn.send(chunked)
-            while True:
-                await conn.send(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+            await conn.flood(b"1000\r\n" + b"x" * 4096 + b"\r\n")
         case _:
             await conn.send(HEAD + b"X-Kind: whole\r\nContent-Length: 5\r\n\r\nwhole")
     return True

@@ -65,6 +65,12 @@ class Conn:
         self.writer.write(data)
         await self.writer.drain()
 
+    async def flood(self, data: bytes) -> None:
+        """Send the same again and again; the others are served in between, however fast it is read."""
+        while True:
+            await self.send(data)
+            await asyncio.sleep(0)  # a drain does not yield as long as all was taken
+
     async def gone(self) -> None:
         """Wait until the proxy has closed its side."""
         with suppress(ConnectionError):
