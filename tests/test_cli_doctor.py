@@ -238,6 +238,19 @@ def test_lines_tell_of_a_silent_server_and_of_missing_parts() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("kind", ["wheel", "binary"])
+def test_a_llama_server_made_for_any_processor_is_told(kind: str) -> None:
+    """It checks drafts more slowly than one made for the machine."""
+    here = {
+        "processor": "p", "cores": 2, "memory_available": 1, "memory_bound": "free memory",
+        "memory_for_lanes": 1, "gpus": [],
+    }  # fmt: skip
+    engines = {"embedded": None, "managed": "b1", "managed_kind": kind, "managed_trouble": ""}
+    data = findings(engines=engines, machine=here)
+    data |= {"versions": {"specproxy": "0", "python": "3"}, "commands": commands(data)}
+    assert ("compiled for this machine" in "\n".join(lines(data))) == (kind == "wheel")
+
+
 # --- what fits, and what goes wrong ----------------------------------------------------------------
 
 

@@ -71,6 +71,8 @@ def lines(data: Row) -> Iterator[str]:
     yield f"Managed lanes: {engines['managed'] or engines['managed_trouble']}" + _install(
         "managed", engines["managed"]
     )
+    if engines["managed_kind"] == "wheel":
+        yield "  made for any processor: one compiled for this machine, on the PATH, checks drafts faster"
     yield ""
     for server in data["servers"]:
         yield _server(server)
