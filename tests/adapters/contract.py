@@ -163,7 +163,7 @@ class BackendContract:
         assert len(sink.calls) == heard
         exchange.resume()
         exchange.resume()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             await sink.more(heard)
         exchange.abort()
 

@@ -416,7 +416,7 @@ async def test_giving_up_closes_the_connection() -> None:
         exchange = transport.open(GET, RecordingSink())
         await seen.wait()
         exchange.abort()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(5):
             await gone.wait()
         await transport.aclose()
 
