@@ -1,5 +1,5 @@
-"""What is at a URL: llama-server (one model or its router), llama-swap, Ollama, LM Studio, vLLM, SGLang, or
-something else.
+"""What is at a URL: llama-server (one model or its router), llama-swap, Ollama, LM Studio, vLLM, SGLang,
+mlx_vlm.server, or something else.
 
 Answers are read leniently: a field that is missing or of another type counts as unknown. Nothing is asked that
 loads, wakes or decodes a model.
@@ -209,7 +209,7 @@ def _llama_swap(entries: list[dict[str, Any]], version: str) -> ProbeResult:
 
 
 async def _other(ask: Ask, models: Reply, owners: set[str]) -> ProbeResult:
-    """Servers that speak OpenAI's API, told apart by whom they name as the owner of their models."""
+    """Servers that speak OpenAI's API, told apart by the owner of their models or by what else they answer."""
     names = tuple(str(entry["id"]) for entry in _data(models[1]) if entry.get("id"))
     served = tuple(ServedModel(name) for name in names)
     if "vllm" in owners or "sglang" in owners:
@@ -222,6 +222,10 @@ async def _other(ask: Ask, models: Reply, owners: set[str]) -> ProbeResult:
     if entries:
         served = tuple(_lm_studio_model(entry) for entry in entries)
         return ProbeResult(True, "lmstudio", "", tuple(model.name for model in served), served=served)
+    health = _object((await ask("/health"))[1])
+    if {"loaded_model", "loaded_adapter"} <= health.keys():
+        served = tuple(ServedModel(name, loaded=name == health["loaded_model"]) for name in names)
+        return ProbeResult(True, "mlx-vlm", "", names, served=served)
     kind = "openai" if models[0] == 200 and isinstance(_field(models[1], "data"), list) else "unknown"
     return ProbeResult(True, kind, "", names, {"status": models[0]}, served=served)
 

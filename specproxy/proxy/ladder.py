@@ -44,6 +44,7 @@ NO_FIELD = {
     "ollama": "Ollama has no request field that switches drafting without a reload",
     "llama-swap": "llama-swap has no request field but the model's name (name models of it under deployments)",
     "lmstudio": "LM Studio's request field draft_model wants the name of a draft model (under deployments)",
+    "mlx-vlm": "mlx_vlm.server wants a setting and the name of a drafter (under deployments)",
     "vllm": "vLLM has no request field that switches drafting",
     "sglang": "SGLang has no request field that switches drafting",
 }

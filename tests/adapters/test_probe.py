@@ -10,6 +10,7 @@ import pytest
 
 from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.adapters.probe import Prober
+from tests.support.fake_mlx_vlm import FakeMlxVlm
 from tests.support.fakes import (
     LOADING,
     Fake,
@@ -237,6 +238,13 @@ async def test_other_servers(routes: dict[str, Any], kind: str, version: str) ->
     found = await look(Fake(routes))
     assert (found.reachable, found.kind, found.version) == (True, kind, version)
     assert found.models == (("m",) if kind != "unknown" else ())
+
+
+async def test_mlx_vlm_is_known_by_what_it_says_of_its_health() -> None:
+    """It names nobody as the owner of its models."""
+    async with FakeMlxVlm("d") as server:
+        found = await Prober()(server.url)
+    assert (found.kind, found.served) == ("mlx-vlm", (ServedModel("m"),))
 
 
 async def test_llama_swap_is_no_ollama() -> None:

@@ -59,7 +59,8 @@ class FakeMlxVlm(Upstream):
     async def _told(self, asked: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         match asked:
             case "GET /health":
-                return 200, {"status": "healthy", "loaded_model": self.loaded[0] if self.loaded else None}
+                there = {"loaded_model": self.loaded[0] if self.loaded else None, "loaded_adapter": None}
+                return 200, {"status": "healthy", **there}
             case "GET /v1/models":
                 entry = {"id": self.model, "object": "model", "created": 1, "loaded": self.loaded is not None}
                 return 200, {"object": "list", "data": [entry]}
