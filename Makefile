@@ -95,7 +95,7 @@ bench-classify: $(BASE) ## Accuracy of the classifier, and what its mistakes cos
 bench-learner: $(BASE) ## Simulated traffic: the policy beside its baselines
 	@$(RUN) -m benchmarks.bench_learner --worlds $(WORLDS)
 
-bench-routing: $(BASE) ## What routing gains on real lanes (about 20 minutes)
+bench-routing: $(BASE) ## What routing gains on real lanes (about 25 minutes)
 	@$(RUN) -m benchmarks.bench_routing
 
 bench-engine: $(ENGINE) ## The embedded engine against llama-server, over HTTP

@@ -66,8 +66,8 @@ TOKENS = 96  # most replies are longer; with fewer, what all strategies share, p
 DRAWS = 400
 TARGETS = {"gain_over_best_static": 0.08, "worst_kind_vs_plain": 0.98}
 MOST_REPLAY_ERROR = 0.03
-CALIBRATED_SHARE = 0.67  # of the time: it has twice as many lanes
-TRIAL_SHARE = 0.45  # of the time
+CALIBRATED_SHARE = 0.75  # of the time: it has three times as many lanes
+TRIAL_SHARE = 0.35  # of the time
 SHOWN = (
     "gain_over_plain", "gain_over_best_static", "gap_to_oracle", "worst_kind_vs_plain", "null",
     "gain_over_plain_as_timed", "worst_kind_vs_plain_as_timed",
@@ -292,8 +292,8 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--part", choices=["calibrated", "smollm2", "both"], default="both")
-    parser.add_argument("--requests", type=int, default=300, help="routed requests in each part, at most")
-    parser.add_argument("--minutes", type=float, default=18.0, help="for the requests of all parts together")
+    parser.add_argument("--requests", type=int, default=500, help="routed requests in each part, at most")
+    parser.add_argument("--minutes", type=float, default=23.0, help="for the requests of all parts together")
     parser.add_argument(
         "--embd", type=int, default=1024, help="width of the calibrated model; 512 for slow machines"
     )
