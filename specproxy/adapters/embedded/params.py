@@ -12,7 +12,10 @@ __all__ = ["MAX_LOGPROBS", "MAX_REPLIES", "REFUSED", "limit", "sampling", "stop_
 
 MAX_LOGPROBS = 100  # alternatives a token; OpenAI allows 20, llama-server any number
 MAX_REPLIES = 16  # sequences for one request
-MAX_STOPS = 64
+MAX_STOPS = 64  # stop strings, and sequence breakers of DRY, each of which walks through the vocabulary
+MOST = 2**31 - 1  # of a whole number in llama.cpp
+SMALLEST = 1e-9  # that logits are divided by: less leaves the highest alone, or makes it infinite
+LARGEST = 1e30  # bias; beyond it 32 bits tell nothing apart, or hold infinity
 
 SAMPLER_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 RANDOM_SEED = 2**32 - 1  # llama.cpp's mark for "draw one"; -1 as an unsigned number
@@ -82,24 +85,27 @@ def sampling(body: Fields, vocab: int, *, logprobs: int | None, grammar: str | N
         FieldError: a field is of the wrong type or out of range, or not supported.
     """
     body.refuse(REFUSED)
-    seed = body.integer("seed", -1, 2**64 - 1)
+    seed = body.integer("seed", -(2**63), 2**64 - 1)
+    temperature = body.number("temperature", 0)
     given: dict[str, Any] = {
-        "temperature": body.number("temperature", 0),
-        "top_k": body.integer("top_k", -1),
+        "temperature": 0 if temperature is not None and temperature < SMALLEST else temperature,
+        "top_k": body.integer("top_k", -1, MOST),
         "top_p": body.number("top_p", 0, 1),
         "min_p": body.number("min_p", 0, 1),
         "typical_p": body.number("typical_p", 0, 1),
-        "repeat_penalty": body.number("repeat_penalty", 0),
-        "repeat_last_n": body.integer("repeat_last_n", -1),
+        "repeat_penalty": body.number("repeat_penalty", SMALLEST),
+        "repeat_last_n": body.integer("repeat_last_n", -1, MOST),
         "presence_penalty": body.number("presence_penalty"),
         "frequency_penalty": body.number("frequency_penalty"),
         "dry_multiplier": body.number("dry_multiplier", 0),
         "dry_base": body.number("dry_base", 0),
-        "dry_allowed_length": body.integer("dry_allowed_length", 0),
-        "dry_penalty_last_n": body.integer("dry_penalty_last_n", -1),
+        "dry_allowed_length": body.integer("dry_allowed_length", 0, MOST),
+        "dry_penalty_last_n": body.integer("dry_penalty_last_n", -1, MOST),
     }
     if body.has("dry_sequence_breakers"):
-        given["dry_sequence_breakers"] = body.texts("dry_sequence_breakers")
+        given["dry_sequence_breakers"] = breakers = body.texts("dry_sequence_breakers")
+        if len(breakers) > MAX_STOPS:
+            raise body.wrong("dry_sequence_breakers", f"may hold at most {MAX_STOPS} strings")
     return Sampling(
         **{name: value for name, value in given.items() if value is not None},
         logit_bias=_logit_bias(body, vocab),
@@ -134,5 +140,7 @@ def _logit_bias(body: Fields, vocab: int) -> dict[int, float]:
             bias = float("-inf")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise body.wrong("logit_bias", f"must give token {number} a number, or false")
+        if bias > LARGEST:
+            raise body.wrong("logit_bias", f"gives token {number} {bias:g}, and may give at most {LARGEST:g}")
         biases[number] = float(bias)
     return biases

@@ -254,7 +254,8 @@ def _window(sampling: Sampling, context: int) -> int:
     """Tokens that penalties look back over."""
     if not _penalises(sampling):
         return 0
-    return context if sampling.repeat_last_n < 0 else sampling.repeat_last_n
+    # llama.cpp takes memory for all of it, and ends the process where there is none
+    return context if sampling.repeat_last_n < 0 else min(sampling.repeat_last_n, context)
 
 
 def _penalises(sampling: Sampling) -> bool:
@@ -281,7 +282,7 @@ def _biases(sampling: Sampling, vocabulary: Vocabulary) -> dict[int, float]:
 
 def _dry(sampling: Sampling, vocabulary: Vocabulary, context: int) -> ctypes.c_void_p:
     breakers = [text.encode() for text in sampling.dry_sequence_breakers]
-    window = context if sampling.dry_penalty_last_n < 0 else sampling.dry_penalty_last_n
+    window = context if sampling.dry_penalty_last_n < 0 else min(sampling.dry_penalty_last_n, context)
     return lib.llama_sampler_init_dry(  # type: ignore[no-any-return]  # llama_cpp is untyped here
         vocabulary.handle,
         sampling.dry_multiplier,

@@ -123,6 +123,12 @@ async def test_sampling_fields_reach_the_engine(serve: Serve) -> None:
         ({"n": 0}, "n"),
         ({"stop": [1]}, "stop"),
         ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"logit_bias": {"9": 1e39}}, "logit_bias"),
+        ({"repeat_penalty": 0}, "repeat_penalty"),
+        ({"top_k": 2**32 + 1}, "top_k"),
+        ({"repeat_last_n": 2**31}, "repeat_last_n"),
+        ({"dry_penalty_last_n": 2**31}, "dry_penalty_last_n"),
+        ({"dry_sequence_breakers": ["a"] * 65}, "dry_sequence_breakers"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
@@ -145,6 +151,15 @@ async def test_what_cannot_be_served_is_refused_by_name(
     assert error["type"] == "invalid_request_error"
     assert named in error["message"]
     assert engine.requests == []
+
+
+async def test_temperatures_too_low_to_divide_by_are_greedy(serve: Serve) -> None:
+    engine = FakeEngine()
+    session, _ = await serve(engine)
+    async with session.post("/v1/chat/completions", json={**ASK, "temperature": 1e-39, "seed": -5}) as reply:
+        assert reply.status == 200
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.seed) == (0, 2**32 - 5)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.support.calibrated import CalibratedPair
@@ -158,3 +159,21 @@ def test_a_grammar_that_is_a_dead_end_is_an_error(vocabulary: Vocabulary) -> Non
 def test_greedy_takes_the_first_of_equals(vocabulary: Vocabulary, tmp_path: Path) -> None:
     row = np.zeros(vocabulary.size, np.float32)
     assert draw(Sampling(temperature=0), vocabulary, [row]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("strength", "window"),
+    [({"repeat_penalty": 1.3}, "repeat_last_n"), ({"dry_multiplier": 0.8}, "dry_penalty_last_n")],
+)
+def test_a_window_takes_no_more_memory_than_the_context_can_fill(
+    vocabulary: Vocabulary, strength: dict[str, float], window: str
+) -> None:
+    logits = rows(vocabulary, 20)
+    whole = draw(Sampling(temperature=0, **strength, **{window: -1}), vocabulary, logits)  # type: ignore[arg-type]
+    before = psutil.Process().memory_info().rss
+    sampler = Sampler(Sampling(**strength, **{window: 60_000_000}), vocabulary, 1, 100, [])  # type: ignore[arg-type]
+    grown = psutil.Process().memory_info().rss - before
+    sampler.close()
+    assert grown < 60_000_000
+    huge = Sampling(temperature=0, **strength, **{window: 60_000_000})  # type: ignore[arg-type]
+    assert draw(huge, vocabulary, logits) == whole
