@@ -43,7 +43,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
         for answer in answers:
             made.logprobs = logprob_entries(answer.logprobs)
             made.tokens = answer.tokens
-            results.append(made.final(answer.index + len(results), answer.content, answer.finished))
+            results.append(made.final(len(results), answer.content, answer.finished))
     return json_response(results[0] if len(results) == 1 else results)
 
 

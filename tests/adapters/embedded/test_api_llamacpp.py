@@ -50,6 +50,8 @@ async def test_several_replies_are_an_array(serve: Serve) -> None:
     session, _ = await serve(FakeEngine())
     body = await post(session, "/completion", {"prompt": ["a", "b"]})
     assert [entry["index"] for entry in body] == [0, 1]
+    body = await post(session, "/completion", {"prompt": ["a", "b"], "n_cmpl": 2})
+    assert [entry["index"] for entry in body] == [0, 1, 2, 3]
 
 
 async def test_grammar_and_schema_reach_the_engine(serve: Serve) -> None:
