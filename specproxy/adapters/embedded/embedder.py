@@ -44,9 +44,11 @@ class Embedder:
         """The embedding of a text, of length 1.
 
         Raises:
-            RequestError: the text is too long.
+            RequestError: the text is empty or too long.
             DecodeError: llama.cpp failed.
         """
+        if not tokens:
+            raise RequestError("the input is empty")
         if len(tokens) > self._batch.size:
             raise RequestError(
                 f"input ({len(tokens)} tokens) is too large to process, the limit is {self._batch.size} tokens",

@@ -209,8 +209,9 @@ async def test_embeddings_tell_texts_apart(engine: LlamaEngine, pair: Calibrated
     assert vectors[0].embedding == vectors[1].embedding != vectors[2].embedding
     assert sum(x * x for x in vectors[2].embedding) == pytest.approx(1)
     assert len(vectors[0].embedding) == engine.card.embedding
-    with pytest.raises(RequestError):
-        await collect(engine, request([5] * 600, tokens=0, want_embedding=True))
+    for bad in ([5] * 600, []):
+        with pytest.raises(RequestError):
+            await collect(engine, request(bad, tokens=0, want_embedding=True))
     ids, _ = await collect(engine, request(prompt(engine, pair, "json"), "mtp", tokens=20))
     assert ids == pair.text_ids("json", 20)
 
