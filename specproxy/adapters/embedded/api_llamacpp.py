@@ -168,9 +168,11 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     ids = await threaded(len(text), lambda: engine.tokenize(text, add_special=special, parse_special=parse))
     if not body.flag("with_pieces"):
         return json_response({"tokens": ids})
-    return json_response(
-        {"tokens": [{"id": token, "piece": _piece(engine.detokenize([token]))} for token in ids]}
-    )
+
+    def pieces() -> list[dict[str, Any]]:
+        return [{"id": token, "piece": _piece(engine.detokenize([token]))} for token in ids]
+
+    return json_response({"tokens": await threaded(len(text), pieces)})
 
 
 def _piece(data: bytes) -> str | list[int]:

@@ -308,10 +308,12 @@ class _Writer:
 async def embed_many(request: web.Request) -> web.StreamResponse:
     """/api/embed: vectors of length 1 for one input or several."""
     service = request.app[SERVICE]
-    body = parse_body(await request.read())
+    data = await request.read()
+    body = parse_body(data)
     check_model(service, body)
     call = service.call(request)
-    inputs = [tuple(service.engine.tokenize(text)) for text in body.texts("input")]
+    texts = () if body.get("input") == "" else body.texts("input")
+    inputs = await threaded(len(data), lambda: [tuple(service.engine.tokenize(text)) for text in texts])
     ends = [await embed(service, call, prompt) for prompt in inputs]
     milliseconds = sum(end.prompt_ms for end in ends)
     load = sum(end.load_ms for end in ends)
@@ -329,8 +331,12 @@ async def embed_many(request: web.Request) -> web.StreamResponse:
 async def embed_one(request: web.Request) -> web.StreamResponse:
     """/api/embeddings, the older form: one prompt, the vector as it is."""
     service = request.app[SERVICE]
-    body = parse_body(await request.read())
+    data = await request.read()
+    body = parse_body(data)
     check_model(service, body)
-    prompt = tuple(service.engine.tokenize(body.text("prompt") or ""))
+    text = body.text("prompt")
+    if not text:
+        return json_response({"embedding": []})
+    prompt = await threaded(len(data), lambda: tuple(service.engine.tokenize(text)))
     end = await embed(service, service.call(request), prompt)
     return json_response({"embedding": list(end.embedding)})

@@ -56,7 +56,8 @@ class Vocabulary:
         """
         if not 0 <= token < self.size:
             raise BackendError(f"token {token} is not in the vocabulary of {self.size}")
-        return self._read_piece(token, special=True) if special else self._pieces[token]
+        known = self._pieces[token]
+        return known if known or not special else self._read_piece(token, special=True)
 
     def single_bytes(self) -> dict[int, int]:
         """A token for each byte that has one of its own."""

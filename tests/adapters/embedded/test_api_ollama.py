@@ -190,6 +190,16 @@ async def test_embeddings(serve: Serve) -> None:
         assert (await reply.json())["embedding"] == [3, 4, 0, 0]
 
 
+async def test_nothing_to_embed_gives_no_vector(serve: Serve) -> None:
+    engine = FakeEngine()
+    session, _ = await serve(engine)
+    async with session.post("/api/embed", json={"model": "fake", "input": ""}) as reply:
+        assert (await reply.json())["embeddings"] == []
+    async with session.post("/api/embeddings", json={"model": "fake", "prompt": ""}) as reply:
+        assert (await reply.json())["embedding"] == []
+    assert not engine.requests
+
+
 async def test_official_client(serve: Serve) -> None:
     _, url = await serve(FakeEngine(["Hello", " world"], CALL))
     client = ollama.AsyncClient(url)
