@@ -141,3 +141,13 @@ def test_an_unusable_model_ends_it_with_exit_code_2(env: dict[str, str], tmp_pat
     assert done.returncode == 2, done.stdout
     assert "text.gguf is not a GGUF file" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
+
+
+def test_what_the_engine_refuses_is_said_once(env: dict[str, str], pair: CalibratedPair) -> None:
+    """It is not started again: it would only refuse again."""
+    asked = ("--model", str(pair.target), "--engine-args", "--cache-type-k q3")
+    done = run(env, "start", "--port", "0", "--engine", "embedded", *asked)
+    assert done.returncode == 2, done.stdout
+    [line] = done.stderr.splitlines()
+    assert "a KV cache can be" in line
+    assert "failures" not in line

@@ -35,6 +35,7 @@ LISTENING = re.compile(r"listening on (https?://\S+:\d+|unix://\S+)")
 COMPLAINT = re.compile(r"error|fail|cannot|couldn't|abort|exception|assert| E ", re.IGNORECASE)
 STAMP = re.compile(r"^[\d.]+ [A-Z] (?:\S+ +)?")  # how llama-server begins a line of its log
 STOP_GRACE_S = 5.0  # from SIGTERM to SIGKILL
+REFUSED = 78  # exit code of a child of ours that cannot do what it was started for (EX_CONFIG of sysexits.h)
 MAX_LINE = 1 << 16  # bytes of one line of output that are looked at
 
 
@@ -137,6 +138,11 @@ class Child:
         """Exit code, negative for a signal; None while it runs."""
         return self._process.returncode
 
+    @property
+    def refused(self) -> bool:
+        """Whether it has ended because it cannot do what it was started for: the next one could not either."""
+        return self.returncode == REFUSED
+
     async def address(self) -> str:
         """Base URL at which the child listens, once it has said so.
 
@@ -161,6 +167,8 @@ class Child:
             if number == signal.SIGKILL and not self._stopped:
                 how += ", as the system does when memory runs out"
         complaints = self.tail.complaints()
+        if self.refused and complaints:
+            return f"{self.spec.name}: {complaints.removeprefix('error: ')}"
         return f"{self.spec.name} {how}" + (f": {complaints}" if complaints else "")
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
@@ -281,8 +289,9 @@ async def keep(
 ) -> None:
     """Keep a child running until cancelled; then it is stopped.
 
-    `up` is awaited with each new child, and returns once it is of use. `down` hears why it no longer is. With a
-    `gate` (a semaphore, used again for each start), children that share it come up one after another.
+    `up` is awaited with each new child, and returns once it is of use. `down` hears why it no longer is. A
+    first child that says that it cannot do what it was started for (exit code `REFUSED`) is tried once. With
+    a `gate` (a semaphore, used again for each start), children that share it come up one after another.
 
     Raises:
         LaneStartError: given up, with the last reason.
@@ -305,6 +314,8 @@ async def keep(
             if child is not None:
                 await child.stop()
         await down(reason)
+        if child is not None and child.refused and not backoff.proven:
+            raise LaneStartError(reason)
         delay = backoff.died(time.monotonic() - up_since if up_since is not None else 0.0)
         if delay is None:
             raise LaneStartError(f"{reason} (given up after {backoff.failures} failures in a row)")

@@ -204,6 +204,16 @@ async def test_a_child_that_never_comes_up_is_given_up_soon() -> None:
     assert len(ups.reasons) == 2
 
 
+async def test_a_child_that_refuses_is_not_tried_again() -> None:
+    ups = Ups()
+    spec = python("import sys; print('error: no such architecture'); sys.exit(78)")
+    with pytest.raises(LaneStartError, match=r"^child: no such architecture$"):
+        await keep(spec, up=ups.up, down=ups.down, backoff=Backoff(first_s=0.01))
+    assert ups.reasons == ["child: no such architecture"]
+    with pytest.raises(LaneStartError, match="given up after 3"):  # it could before: memory may be short now
+        await keep(spec, up=ups.up, down=ups.down, backoff=Backoff(first_s=0.01, chances=3, proven=True))
+
+
 async def test_a_crash_loop_ends() -> None:
     ups = Ups()
     with pytest.raises(LaneStartError, match="given up after 3 failures"):

@@ -201,7 +201,8 @@ class EmbeddedBackend:
         try:
             await keep(spec, up=self._up, down=self._down, backoff=self._backoff)
         except (LaneStartError, BackendError) as error:
-            log.warning("the engine is given up: %s", error.message)
+            if self._settled.is_set():  # or whoever starts it says so
+                log.warning("the engine is given up: %s", error.message)
             self._set(Health.DROPPED, error.message)
         finally:
             self._child = None

@@ -3,8 +3,8 @@
     python -m specproxy.adapters.embedded.child --model M.gguf --socket /run/engine.sock
 
 Writes ``listening on URL`` and one line of JSON with facts about the model once it is ready; errors go to
-standard error, with exit code 1. Ends in order on SIGTERM and SIGINT. That it does not outlive its parent is
-the parent's business (see `adapters.tether`).
+standard error, with exit code 78 where the model cannot be served as asked, else 1. Ends in order on SIGTERM
+and SIGINT. That it does not outlive its parent is the parent's business (see `adapters.tether`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from specproxy.adapters.embedded.keys import SERVICE
 from specproxy.adapters.embedded.llama import ModelParams
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.ollama_setup import ModelSetup
+from specproxy.adapters.supervise import REFUSED
 from specproxy.errors import SpecproxyError
 
 __all__ = ["main", "parse"]
@@ -142,7 +143,7 @@ def main() -> int:
         asyncio.run(_serve(args))
     except (SpecproxyError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
+        return REFUSED if isinstance(error, SpecproxyError) else 1
     return 0
 
 
