@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ def test_an_upstream_that_is_away_is_named(
     assert "Upstream http://127.0.0.1:11434: not reachable" in printed(capsys, monkeypatch, 80, data)
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_a_decision_names_rule_reason_and_candidates(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
@@ -146,6 +147,33 @@ def test_a_decision_names_rule_reason_and_candidates(
     assert text.splitlines()[:2] == ["code/greedy → ngram", "exploit: ngram is expected to be fastest"]
     assert "0.70 (0.60–0.80)" in text
     assert max(map(len, text.splitlines())) <= columns
+    assert ("1.2 (1–1.4) s" in text) is ("0%" in text) is ("Chance" in text) is (columns >= 76)
+
+
+def test_a_decision_says_what_was_read_and_why_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signals in words; replays beside requests; a note beside its lane, or below where there is no room."""
+    candidate = replace(decision().candidates[0], replays=7.0, propensity=0.25, allowed=False, note="it loses")
+    read = replace(CODE, signals=("text:a few words", "schema"))
+    made = replace(decision(), candidates=(candidate,), workload=read)
+    for columns, note in ((80, "ngram: it loses"), (120, "25%  it loses")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_decision(explained(made))
+        out = capsys.readouterr().out
+        assert "read from text: a few words, schema" in out
+        assert "5.0 + 7" in out
+        assert note in out
+
+
+def test_one_is_no_plural(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of requests in the head and of the evidence of a pair."""
+    board = Board()
+    board.observe(observation(NGRAM, 0.01, draft_tokens=4, accepted_tokens=3))
+    data = status() | board_json(board, None) | {"pairs": pairs_json(board, [lane_status(NGRAM)])}
+    out = printed(capsys, monkeypatch, 200, data)
+    assert "policy learner, 1 request\n" in out
+    assert "on 1 request, 3 of 4 guesses right" in out
 
 
 def test_no_color_is_respected(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specproxy.cli.options import ask, base_of, config_option, json_option, token_headers, url_option
-from specproxy.cli.text import duration
+from specproxy.cli.text import counted, duration
 from specproxy.config import Settings, load
 from specproxy.errors import ConfigError, SpecproxyError
 
@@ -131,7 +131,7 @@ def _store(settings: Settings) -> Store:
 
 def sentence(data: Row) -> str:
     """What it all comes to, and how sure that is."""
-    span = f"Last {data['days']:g} days: {data['requests']} requests"
+    span = f"Last {data['days']:g} days: {counted(data['requests'], 'request')}"
     gain = data["arms"][-1]["end_to_end"]
     if gain is None:
         return f"{span}, none of which can be compared with plain."
@@ -161,5 +161,5 @@ def _notes(data: Row) -> list[str]:
         counts = ", ".join(f"{count} {why}" for why, count in sorted(data["left_out"].items()))
         found.append(f"Left out: {counts}.")
     if unmatched := sum(row["unmatched"] for row in data["arms"][:-1]):
-        found.append(f"{unmatched} requests have no plain partner, and are in no comparison.")
+        found.append(f"Without a plain partner, and in no comparison: {counted(unmatched, 'request')}.")
     return found

@@ -10,12 +10,17 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from specproxy.cli.text import duration, number, percent, size, survey_lines, upstream_line
+from specproxy.cli.text import counted, duration, number, percent, size, survey_lines, upstream_line
 
 __all__ = ["NARROW", "WIDE", "lanes_table", "legend", "print_decision", "print_status", "workloads_table"]
 
 WIDE = 76  # columns from which intervals and notes have room
+ROOMY = 110  # columns from which notes stand beside what they are about
 NARROW = 56  # columns below which only the most telling figures have
+EXPLAINED = (
+    "Intervals are 90%. Evidence: requests that ran there, after forgetting, + replays of others. "
+    "Chance: of being drawn."
+)
 HEALTH_STYLE = {
     "ready": "green",
     "starting": "yellow",
@@ -53,7 +58,7 @@ def _pair_line(row: Row) -> str:
     if row["since"] is None:
         return f"{name}: nothing measured yet"
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["since"]))
-    parts = [f"{row['requests']} requests"]
+    parts = [counted(row["requests"], "request")]
     if row["acceptance"] is not None:
         parts.append(f"{row['accepted']} of {row['drafted']} guesses right ({row['acceptance']:.0%})")
     if row["ratio"] is not None:
@@ -66,7 +71,7 @@ def _media_line(row: Row) -> str:
     """What is known of a model's requests with images or audio."""
     most = f"; decoding faster gains {row['most_gain']:.2f}× at most" if row["most_gain"] is not None else ""
     return (
-        f"{row['target']}, {row['requests']} requests with {row['media']}: "
+        f"{row['target']}, {counted(row['requests'], 'request')} with {row['media']}: "
         f"{row['prefill_share']:.0%} of their time is the prompt{most}"
     )
 
@@ -74,7 +79,7 @@ def _media_line(row: Row) -> str:
 def _print_head(console: Console, data: Row) -> None:
     console.print(
         f"[bold]specproxy {data['version']}[/] at {data['listen']}, up {duration(data['uptime_s'])}, "
-        f"policy {data['policy']['name']}, {data['requests']['total']} requests"
+        f"policy {data['policy']['name']}, {counted(data['requests']['total'], 'request')}"
     )
     for line in survey_lines(data):
         console.print(Text(line))
@@ -195,30 +200,54 @@ def print_decision(data: Row) -> None:
     console.print(Text(f"{data['workload']} → {data['lane']}", style="bold"))
     console.print(Text(f"{data['rule']}: {data['reason']}"))
     if data["signals"]:
-        console.print(Text(f"read from {', '.join(data['signals'])}", style="dim"))
+        signals = ", ".join(signal.replace(":", ": ", 1) for signal in data["signals"])
+        console.print(Text(f"read from {signals}", style="dim"))
     if not data["candidates"]:
         return
-    wide, narrow = console.width >= WIDE, console.width < NARROW
+    wide, narrow, roomy = console.width >= WIDE, console.width < NARROW, console.width >= ROOMY
     table = _table(
         ("Lane", "left"),
-        ("Time per token vs plain" if wide else "vs plain", "right"),
+        ("Time per token vs plain" if roomy else "vs plain", "right"),
         *([("Prior", "right")] if wide else []),
         *([] if narrow else [("Evidence", "right")]),
         ("Expected", "right"),
-        *([] if narrow else [("", "left")]),
+        *([("Chance", "right")] if wide else []),
+        *([("", "left")] if roomy else []),
     )
     for c in data["candidates"]:
-        prior = [f"{c['prior']:.2f}" if c["prior"] is not None else "–"]
-        replayed = f" + {c['replays']:.0f} replayed" if c["replays"] >= 0.5 and wide else ""
         table.add_row(
             Text(c["lane"]),
             f"{c['ratio']:.2f} ({c['ratio_lo']:.2f}–{c['ratio_hi']:.2f})",
-            *(prior if wide else []),
-            *([] if narrow else [f"{c['n']:.1f}{replayed}"]),
-            duration(c["expected_s"]) if c["expected_s"] is not None else "–",
-            *([] if narrow else [Text(c["note"], style="dim")]),
+            *([f"{c['prior']:.2f}" if c["prior"] is not None else "–"] if wide else []),
+            *([] if narrow else [_evidence(c)]),
+            _expected(c, wide),
+            *([percent(c["propensity"])] if wide else []),
+            *([Text(c["note"], style="dim")] if roomy else []),
         )
     console.print(table)
     for c in data["candidates"]:
-        if narrow and c["note"]:
+        if c["note"] and not roomy:
             console.print(Text(f"{c['lane']}: {c['note']}", style="dim"))
+    if wide:
+        console.print(Text(EXPLAINED, style="dim"))
+
+
+def _evidence(candidate: Row) -> str:
+    """Requests that ran there, and replays of others."""
+    replays = f" + {candidate['replays']:.0f}" if candidate["replays"] >= 0.5 else ""
+    return f"{candidate['n']:.1f}{replays}"
+
+
+def _expected(candidate: Row, wide: bool) -> str:
+    """Time for the whole request, with its interval where there is room; the unit once where it is one."""
+    if candidate["expected_s"] is None:
+        return "–"
+    keys = ("expected_s", "expected_lo_s", "expected_hi_s") if wide else ("expected_s",)
+    texts = [duration(candidate[key]) for key in keys]
+    unit = texts[0].partition(" ")[2]
+    if all(text.endswith(f" {unit}") for text in texts):
+        texts = [text.partition(" ")[0] for text in texts]
+    else:
+        unit = ""
+    spread = f" ({texts[1]}–{texts[2]})" if wide else ""
+    return f"{texts[0]}{spread} {unit}".rstrip()

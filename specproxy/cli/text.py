@@ -8,7 +8,17 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["columns", "duration", "number", "percent", "size", "survey_lines", "upstream_line", "wrapped"]
+__all__ = [
+    "columns",
+    "counted",
+    "duration",
+    "number",
+    "percent",
+    "size",
+    "survey_lines",
+    "upstream_line",
+    "wrapped",
+]
 
 
 def survey_lines(status: dict[str, Any]) -> Iterator[str]:
@@ -54,6 +64,11 @@ def wrapped(line: str, columns: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     ) or [""]
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things: ``1 request``, ``2 requests``."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def percent(value: float | None) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specproxy.cli.tables import NARROW, WIDE, lanes_table, legend, workloads_table
-from specproxy.cli.text import duration, number, percent
+from specproxy.cli.text import counted, duration, number, percent
 
 __all__ = ["TopView"]
 
@@ -62,7 +62,8 @@ class TopView:
         data = self._status
         text = Text.assemble(
             (f"specproxy {data['version']}", "bold"),
-            f" at {data['listen']}, up {duration(data['uptime_s'])}, {data['requests']['total']} requests, "
+            f" at {data['listen']}, up {duration(data['uptime_s'])}, "
+            f"{counted(data['requests']['total'], 'request')}, "
             f"{data['requests'].get('in_flight', 0)} in flight",
         )
         if self._trouble:

@@ -99,13 +99,18 @@ def claim(view: View) -> str:
     if view.is_plain:
         return "plain is expected to be fastest"
     reach = math.exp(_Z90 * view.sd)
-    evidence = f"{view.belief.n:.0f} requests"
+    evidence = _counted(view.belief.n, "request")
     if view.belief.replayed >= 0.5:
-        evidence += f" and {view.belief.replayed:.0f} replays"
+        evidence += f" and {_counted(view.belief.replayed, 'replay')}"
     return (
         f"{view.name} is expected to take {view.ratio:.2f} of plain's time per token "
         f"({view.ratio / reach:.2f} to {view.ratio * reach:.2f}, {evidence})"
     )
+
+
+def _counted(n: float, noun: str) -> str:
+    number = f"{n:.0f}"
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
 def _candidate(view: View) -> Candidate:

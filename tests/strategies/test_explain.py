@@ -10,7 +10,8 @@ import pytest
 from specproxy.records import Decision, Situation, TempBucket, Workload
 from specproxy.strategies.explain import Candidates, explained
 from specproxy.strategies.learner import Learner
-from tests.strategies.world import MIXED, ready, simulate
+from specproxy.strategies.replay import ReplayResult
+from tests.strategies.world import MIXED, lane, observe, ready, simulate
 
 CODE = Workload("code", TempBucket.COOL)
 
@@ -63,6 +64,16 @@ def test_lanes_that_are_kept_out_say_why(learner: Learner) -> None:
     notes = {c["lane"]: c["note"] for c in data["candidates"] if not c["allowed"]}
     assert set(notes) == {"draft", "mtp"}
     assert all("loses to plain" in note or "gate" in note for note in notes.values())
+
+
+def test_one_is_no_plural() -> None:
+    """Neither of requests nor of replays."""
+    learner, ngram = Learner(), ready("ngram")[0].lane
+    for name in ("plain", "plain", "ngram"):
+        learner.learn_one(observe(lane(name), CODE, tpt=0.02 if name == "plain" else 0.005))
+    elsewhere = observe(lane("plain"), CODE)
+    learner.learn_replay(ngram, elsewhere, ReplayResult(150, 50, 100, 100, (0, 0, 50), (), (), 0))
+    assert "1 request and 1 replay)" in decided(learner).reason
 
 
 def test_candidates_are_a_sequence(learner: Learner) -> None:
