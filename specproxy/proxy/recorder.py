@@ -22,6 +22,7 @@ from specproxy.proxy.replayer import TakesReplays
 from specproxy.records import Decision, Lane, Observation, Situation
 from specproxy.store import Entry, Event, Store, StoreWriter
 from specproxy.strategies.base import Policy
+from specproxy.strategies.changes import Change
 from specproxy.strategies.drift import DriftEvent
 from specproxy.strategies.replay import ReplayResult
 
@@ -81,7 +82,7 @@ class Recorder:
         policy: Policy,
         board: Board,
         *,
-        take_changes: Callable[[], Sequence[DriftEvent]] = tuple,
+        take_changes: Callable[[], Sequence[DriftEvent | Change]] = tuple,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.events: deque[Event] = deque(maxlen=EVENTS_SHOWN)

@@ -18,8 +18,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from specproxy.records import Strategy, TempBucket
+from specproxy.strategies.replay import ReplayResult
 
-__all__ = ["LaneFacts", "prior_ratio", "ratio_of", "tokens_per_step", "verify_cost"]
+__all__ = [
+    "LaneFacts",
+    "prior_ratio",
+    "ratio_of",
+    "replayed_ratio",
+    "tokens_per_step",
+    "verify_cost",
+]
 
 DENSE_VERIFY: tuple[tuple[int, float], ...] = (
     (1, 1.0), (2, 1.15), (3, 1.25), (4, 1.55), (5, 1.62), (6, 1.78), (8, 2.2), (10, 2.55), (16, 3.5),
@@ -150,6 +158,17 @@ def ratio_of(acceptance: Sequence[float], step: float, guess: float, hits: float
     """Time per token relative to plain; only a share `hits` of the steps drafts at all."""
     cost = hits * (step + guess * len(acceptance)) + (1.0 - hits)
     return cost / (hits * tokens_per_step(acceptance) + (1.0 - hits))
+
+
+def replayed_ratio(facts: LaneFacts | None, result: ReplayResult) -> tuple[float, float]:
+    """Log ratio of a replay on the lane's nominal cost curve, and the share of verifying in its time."""
+    facts = facts or LaneFacts()
+    plain, verify = result.drafted * draft_cost(facts, "ngram"), 0.0
+    for drafted, count in enumerate(result.widths):
+        plain += count
+        if drafted and count:
+            verify += count * (step_cost(facts, drafted + 1) - 1.0)
+    return math.log((plain + verify) / max(result.tokens, 1)), verify / (plain + verify)
 
 
 def prior_ratio(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str) -> float:

@@ -28,6 +28,7 @@ from specproxy.records import (
 )
 from specproxy.strategies.admission import admit, due_for_test
 from specproxy.strategies.bounds import MOST, amount, between
+from specproxy.strategies.changes import Change
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.drift import DriftEvent, DriftMonitor
 from specproxy.strategies.explain import Candidates, reason
@@ -90,7 +91,7 @@ class Learner:
         self._targets: dict[str, TargetModel] = {}
         self._pending: dict[str, _Pending] = {}
         self._dwells: dict[str, Dwell] = {}
-        self._events: deque[DriftEvent] = deque(maxlen=100)
+        self._events: deque[DriftEvent | Change] = deque(maxlen=100)
 
     # --- choosing --------------------------------------------------------------------------------
 
@@ -236,9 +237,11 @@ class Learner:
         outlier = False
         if not flattered and not observation.load_s:
             self._age(model, observation, key)
-            log_ratio, outlier = model.speed.learn(observation)
-            if log_ratio is not None:
-                self._watch(model, observation, log_ratio)
+            sample = model.speed.learn(observation)
+            outlier = sample.outlier
+            if sample.log_ratio is not None:
+                self._watch(model, observation, sample.log_ratio, sample.variance)
+            self._watch_plain(model, observation, sample.variance)
         self._book(model, observation, pending, outlier=outlier)
         foresee(model, self.settings)
         model.speed.warm()
@@ -272,7 +275,7 @@ class Learner:
         for model in self._targets.values():
             model.speed.discount(fingerprint, factor, kind)
 
-    def take_events(self) -> list[DriftEvent]:
+    def take_events(self) -> list[DriftEvent | Change]:
         """Changes noticed since the last call, oldest first."""
         events = list(self._events)
         self._events.clear()
@@ -298,9 +301,11 @@ class Learner:
         if since >= 1.0:
             model.speed.arm(key, seen.strategy).age(cell_of(seen.workload), since)
 
-    def _watch(self, model: TargetModel, seen: Observation, log_ratio: float) -> None:
+    def _watch(self, model: TargetModel, seen: Observation, log_ratio: float, variance: float) -> None:
         """Pass time and acceptance to the drift monitor; an alarm makes the lane start over."""
         arm = arm_key(seen.fingerprint, seen.strategy)
+        if (change := model.speed.changes.hear_lane(seen, arm, log_ratio, variance)) is not None:
+            self._events.append(change)
         kind, label = seen.workload.kind, seen.lane
         tokens = float(seen.output_tokens)
         found = self.drift.learn_one(arm, kind, "time", log_ratio, tokens, seen.at, label)
@@ -311,6 +316,15 @@ class Learner:
         if found is not None:
             self._events.append(found)
             model.speed.start_over(arm, None if found.whole_lane else found.kind, found.n)
+
+    def _watch_plain(self, model: TargetModel, seen: Observation, variance: float) -> None:
+        """Tell when plain takes longer or less long than it used to: no lane's ratio to it shows that."""
+        speed, level, measured = model.speed, model.speed.level.mean[0], None
+        if seen.strategy == "plain" and seen.decode_s:
+            measured = level + math.log(seen.decode_s / speed.plain_decode_s(seen))
+        change = speed.changes.hear_level(seen, speed.plain, level, measured, variance)
+        if change is not None:
+            self._events.append(change)
 
     def _book(self, model: TargetModel, seen: Observation, pending: _Pending | None, *, outlier: bool) -> None:
         """Enter into the ledger what a request lost against plain."""

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from specproxy.records import Control, Lane, Observation, Strategy, TempBucket, Workload
 from specproxy.strategies.approx import Calibration
 from specproxy.strategies.bounds import MOST, between, logarithm, whole
+from specproxy.strategies.changes import ChangeWatch, Suspicion
 from specproxy.strategies.classify import KINDS
-from specproxy.strategies.cost import LaneFacts, draft_cost, step_cost
+from specproxy.strategies.cost import LaneFacts, replayed_ratio
 from specproxy.strategies.drafting import DraftPriors
 from specproxy.strategies.level import Features, Level, LoadEffect, features
 from specproxy.strategies.posterior import Arm, Belief, Cell, Scales, student_weight
@@ -32,7 +33,6 @@ _ALARM_VARIANCE = 0.02
 _OTHERS_KEEP = 0.25  # of other kinds: what has changed on one has probably changed on them
 _PLAIN_CHECKS = 2
 _DOUBT = 1.0  # surprise of the level at which plain is measured once more
-_FAR_LIKELIER = 8.0  # ln of a ratio of likelihoods
 _RECENT = 24
 _AHEAD = 8  # priors that are worked out ahead after a request
 _LEAST_VARIANCE = 1e-6  # of an observation: no request is measured to a thousandth
@@ -40,9 +40,6 @@ _OUTLIER = 3.0  # standard deviations above what was believed at which a single 
 
 Entry = tuple[Cell, float, float, float, float]
 """One observation as an arm learns it: cell, prior, log ratio, variance, tokens."""
-
-Suspect = tuple[str, str, float]
-"""A lane's key, a kind of text, and the level's constant before it."""
 
 
 def arm_key(fingerprint: str, strategy: str) -> str:
@@ -58,12 +55,14 @@ def cell_of(workload: Workload) -> Cell:
 class Sample(NamedTuple):
     """What one request said about its lane.
 
-    `log_ratio` is to plain, and None where the level jumped, so that nothing can be said about it. An `outlier`
-    took far longer than was believed possible: a stall of the machine, as far as one request can tell.
+    `log_ratio` is to plain, with its variance, and None where the level jumped, so that nothing can be said
+    about it. An `outlier` took far longer than was believed possible: a stall of the machine, as far as one
+    request can tell.
     """
 
     log_ratio: float | None
-    outlier: bool
+    variance: float
+    outlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,8 @@ class SpeedModel:
     strategies: dict[str, Strategy] = field(default_factory=dict)  # by lane id, with draft lengths
     plain: str = ""  # key of the plain arm that others are held against
     plain_checks: int = 0  # times that plain is still to be measured after an alarm
-    suspect: Suspect | None = None  # on which the level has jumped since plain was measured
+    suspect: Suspicion | None = None  # on which the level has jumped since plain was measured
+    changes: ChangeWatch = field(default_factory=ChangeWatch)
     priors: DraftPriors = field(init=False)
     slots: dict[str, Slot] = field(default_factory=dict, repr=False)
     _ahead: deque[tuple[Lane, Cell]] = field(default_factory=deque, repr=False)  # priors to be worked out
@@ -205,7 +205,7 @@ class SpeedModel:
             level, level_var = self.level.predict(x)
         if key != self.plain and jumped:
             self.plain_checks = _PLAIN_CHECKS
-            self.suspect = self.suspect or (key, cell[0], before)
+            self.suspect = self.suspect or Suspicion(key, cell[0], before, belief.mean)
         elif checking and abs(self.level.surprise) > _DOUBT:
             self.plain_checks = max(self.plain_checks, 1)
         if x[2] > 0.0 and key != self.plain:
@@ -221,23 +221,24 @@ class SpeedModel:
         if key in self.steps:
             self._tell(seen, key)
         self.recent.setdefault(key, deque(maxlen=_RECENT)).append(entry)
-        return Sample(None if jumped else y, outlier and not jumped)
+        return Sample(None if jumped else y, noise + level_var, outlier and not jumped)
 
     def _judge(self, measured: float, variance: float) -> None:
         """Plain was measured after the level had jumped on another lane: was it the machine, or that lane?
 
-        `measured` is what plain says of the level's constant, with a variance. Where that is far likelier if
-        the constant is what it was before, the jump is taken back, and the lane starts over.
+        `measured` is what plain says of the level's constant, with a variance. If it was the lane, the jump is
+        taken back, and the lane starts over.
         """
-        if self.suspect is None:
+        suspect, now = self.suspect, self.level.mean[0]
+        if suspect is None:
             return
-        (key, kind, before), now = self.suspect, self.level.mean[0]
         if self.plain_checks == 0:
             self.suspect = None
-        if (measured - now) ** 2 - (measured - before) ** 2 > 2.0 * _FAR_LIKELIER * variance:
+        if suspect.blames_lane(measured, now, variance):
             self.suspect = None
-            self.level.mean[0], self.level.surprise = before, 0.0
-            self.start_over(key, kind, 0)
+            self.level.mean[0], self.level.surprise = suspect.level, 0.0
+            self.start_over(suspect.key, suspect.kind, 0)
+            self.changes.blame(suspect, now)
 
     def learn_replay(
         self, lane: Lane, workload: Workload, result: ReplayResult, fit: Calibration | None
@@ -247,7 +248,7 @@ class SpeedModel:
         `fit` says how approximate replays of its sort compare with the truth, None for an exact one.
         """
         cell = cell_of(workload)
-        nominal, share = self.replayed_ratio(lane, result)
+        nominal, share = replayed_ratio(self.facts.get(lane.id), result)
         arm = self.arm(arm_key(lane.fingerprint, lane.strategy.name), lane.strategy.name)
         variance = arm.scales.variance(result.tokens)
         if fit is not None:
@@ -262,7 +263,7 @@ class SpeedModel:
         tpt = seen.time_per_token
         if tpt is None:
             return
-        nominal, share = self.replayed_ratio(lane, result)
+        nominal, share = replayed_ratio(self.facts.get(lane.id), result)
         x = _features(seen)
         level, level_var = self.level.predict(x)
         key = arm_key(lane.fingerprint, lane.strategy.name)
@@ -271,16 +272,6 @@ class SpeedModel:
         if fit is not None:
             nominal, variance = fit.correct(nominal), variance + fit.sd**2
         self.arm(key, lane.strategy.name).recalibrate(ratio, nominal, share, variance)
-
-    def replayed_ratio(self, lane: Lane, result: ReplayResult) -> tuple[float, float]:
-        """Log ratio of a replay on the lane's nominal cost curve, and the share of verifying in its time."""
-        facts = self.facts.get(lane.id) or LaneFacts()
-        plain, verify = result.drafted * draft_cost(facts, "ngram"), 0.0
-        for drafted, count in enumerate(result.widths):
-            plain += count
-            if drafted and count:
-                verify += count * (step_cost(facts, drafted + 1) - 1.0)
-        return math.log((plain + verify) / max(result.tokens, 1)), verify / (plain + verify)
 
     def note_plain(self, key: str) -> None:
         """Hold other lanes against this plain arm; a new one makes the level uncertain again."""
@@ -335,6 +326,7 @@ class SpeedModel:
             "recent": {key: [[list(e[0]), *e[1:]] for e in entries] for key, entries in self.recent.items()},
             "strategies": {lane: [list(s.drafters), s.n_max] for lane, s in self.strategies.items()},
             "priors": self.priors.dump(),
+            "changes": self.changes.dump(),
             "plain": self.plain,
             "plain_checks": self.plain_checks,
             "suspect": self.suspect and list(self.suspect),
@@ -360,12 +352,12 @@ class SpeedModel:
             for k, (names, n_max) in state["strategies"].items()
         }
         self.priors.restore(state["priors"])
+        self.changes = ChangeWatch.restored(state["changes"]) if "changes" in state else ChangeWatch()
         self.plain = str(state["plain"])
         self.plain_checks = whole(state["plain_checks"])
         self.suspect = None
         if (suspect := state.get("suspect")) is not None:
-            key, kind, before = suspect
-            self.suspect = str(key), str(kind), logarithm(before)
+            self.suspect = Suspicion.restored(suspect)
 
     # --- inside ----------------------------------------------------------------------------------
 
