@@ -230,3 +230,38 @@ def test_pairs_stand_on_evidence(capsys: pytest.CaptureFixture[str], monkeypatch
     out = printed(capsys, monkeypatch, 200, status())
     assert "ngram for m.gguf: since 1970-01-01 " in out
     assert "on 20 requests, 1480 of 2000 guesses right (74%), 1.99x plain's speed (" in out
+
+
+def test_the_gate_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be lost, and the workload on which most of that is."""
+    rows = [
+        {"target": "m", "workload": key, "lost_s": lost, "allowed_s": allowed, "plain_s": 90.0}
+        for key, lost, allowed in (("code/cool", 1.0, 10.0), ("prose/warm", 0.9, 3.0), ("json/cool", -5.0, 1.0))
+    ]
+    policy = {"name": "learner", "allowance_requests": 1.5, "allowance_share": 0.025}
+    out = printed(capsys, monkeypatch, 200, status() | {"policy": policy, "gate": rows})
+    said = "Gate: each workload may lose 1.5 of its plain requests' time and 2.5% of plain's; "
+    assert f"{said}most of it is lost on prose/warm, 0.9 s of 3 s" in out
+    out = printed(capsys, monkeypatch, 200, status() | {"policy": policy, "gate": rows[2:]})
+    assert f"{said}none has lost anything" in out
+    assert "Gate" not in printed(capsys, monkeypatch, 200, status() | {"policy": policy, "gate": []})
+
+
+def test_status_tells_what_happened(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest events that have a sentence, oldest first; drift by its sentence alone."""
+    fell = "acceptance of draft on code fell from 0.74 to 0.31 within 6 requests, after 200 steady ones"
+    events = [
+        {"at": 90.0 + n, "kind": kind, "subject": subject, "message": message}
+        for n, (kind, subject, message) in enumerate(
+            [("lane_dropped", "old", "long ago")]
+            + [("lane_ready", "mtp", "")] * 7
+            + [("lane_unhealthy", "mtp", f"failure {i}") for i in range(4)]
+            + [("drift", "fp/draft", fell)]
+        )
+    ]
+    lines = printed(capsys, monkeypatch, 200, status() | {"events": events}).splitlines()
+    assert lines[-1].endswith(f": {fell}")
+    assert lines[-2].endswith(" lane_unhealthy mtp: failure 3")
+    assert not any("long ago" in line or "lane_ready" in line for line in lines)

@@ -17,6 +17,7 @@ __all__ = ["NARROW", "WIDE", "lanes_table", "legend", "print_decision", "print_s
 WIDE = 76  # columns from which intervals and notes have room
 ROOMY = 110  # columns from which notes stand beside what they are about
 NARROW = 56  # columns below which only the most telling figures have
+EVENTS = 5  # events that status shows
 EXPLAINED = (
     "Intervals are 90%. Evidence: requests that ran there, after forgetting, + replays of others. "
     "Chance: of being drawn."
@@ -46,10 +47,39 @@ def print_status(data: Row, *, by_temperature: bool = False) -> None:
         console.print(legend(data), style="dim")
     else:
         console.print("No request has been measured yet.")
+    if line := _gate_line(data):
+        console.print(Text(line))
     for row in data.get("pairs", ()):
         console.print(Text(_pair_line(row)))
     for row in data.get("media", ()):
         console.print(Text(_media_line(row)))
+    for event in _told(data):
+        console.print(Text(event, style="yellow"))
+
+
+def _gate_line(data: Row) -> str:
+    """What speculation may lose against plain, and on which workload it has come nearest to that."""
+    accounts = [row for row in data.get("gate", ()) if row["allowed_s"] > 0]
+    if not accounts:
+        return ""
+    policy, worst = data["policy"], max(accounts, key=lambda row: row["lost_s"] / row["allowed_s"])
+    start, share = policy["allowance_requests"], 100 * policy["allowance_share"]
+    allowed = f"{start:g} of its plain requests' time and {share:.3g}% of plain's"
+    if worst["lost_s"] <= 0:
+        return f"Gate: each workload may lose {allowed}; none has lost anything"
+    stands = f"{duration(worst['lost_s'])} of {duration(worst['allowed_s'])}"
+    return f"Gate: each workload may lose {allowed}; most of it is lost on {worst['workload']}, {stands}"
+
+
+def _told(data: Row) -> list[str]:
+    """The latest events that have something to say, oldest first."""
+    told = [event for event in data.get("events") or () if event["message"]]
+    lines = []
+    for event in sorted(told, key=lambda event: event["at"])[-EVENTS:]:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(event["at"]))
+        about = "" if event["kind"] == "drift" else f" {event['kind']} {event['subject']}".rstrip()
+        lines.append(f"{at}{about}: {event['message']}")
+    return lines
 
 
 def _pair_line(row: Row) -> str:

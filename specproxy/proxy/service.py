@@ -349,6 +349,7 @@ class Service:
             "quarantine": self._quarantine.dump()["sentences"],
             "engine": self._memory.json(self.board.rows(frozenset(now))) if self._memory is not None else [],
             "learning_curve": self.policy.curves(),
+            "gate": [account._asdict() for account in self.policy.accounts()],
             "replay": self._replays.json(),
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
             "restart_needed": list(self._waiting),

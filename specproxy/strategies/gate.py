@@ -19,11 +19,22 @@ rest is dropped.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from specproxy.strategies.bounds import MOST, ROUNDED, amount, between
 
-__all__ = ["Ledger"]
+__all__ = ["Account", "Ledger"]
+
+
+class Account(NamedTuple):
+    """How a workload of a target stands: seconds lost to plain so far (negative: gained, up to the credit), the
+    seconds that may be lost in all once one more request has run, and plain's time for all requests."""
+
+    target: str
+    workload: str
+    lost_s: float
+    allowed_s: float
+    plain_s: float
 
 
 @dataclass(slots=True)
@@ -48,6 +59,13 @@ class Ledger:
     def room(self, plain_s: float, allowance: float, share: float) -> float:
         """Seconds that this request may lose."""
         return self.budget(plain_s, allowance, share) - self.loss - max(self.pending_loss, 0.0)
+
+    def allowed(self, allowance: float, share: float) -> float:
+        """Seconds that may be lost in total once a further request of the usual length has run."""
+        if not self.requests:
+            return 0.0
+        usual = self.plain_s / self.requests
+        return allowance * usual + share * (self.plain_s + usual)
 
     def start(self, cautious_loss: float, plain_s: float) -> None:
         """A request was sent: count it at its cautious estimate."""

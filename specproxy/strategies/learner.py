@@ -32,6 +32,7 @@ from specproxy.strategies.changes import Change
 from specproxy.strategies.cost import LaneFacts
 from specproxy.strategies.drift import DriftEvent, DriftMonitor
 from specproxy.strategies.explain import Candidates, reason
+from specproxy.strategies.gate import Account
 from specproxy.strategies.pricing import Pricing, View, price
 from specproxy.strategies.replay import ReplayResult
 from specproxy.strategies.residency import foresee, note_lanes, plan_load
@@ -284,6 +285,15 @@ class Learner:
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """By target: requests so far, and the gain in time over plain until then (see `curve.Curve.gains`)."""
         return {name: model.curve.gains() for name, model in self._targets.items()}
+
+    def accounts(self) -> list[Account]:
+        """How every workload stands with the gate, in the order in which they came."""
+        chosen = self.settings
+        return [
+            Account(name, key, a.loss, a.allowed(chosen.allowance_requests, chosen.allowance_share), a.plain_s)
+            for name, model in self._targets.items()
+            for key, a in model.ledgers.items()
+        ]
 
     def set_facts(self, lane_id: str, facts: LaneFacts) -> None:
         """Tell what is known about a lane beforehand; counts for cells that were not seen yet."""

@@ -87,6 +87,10 @@ async def test_sidecar_relays_counts_and_tells(tmp_path: Path) -> None:
         [workload] = data["workloads"]
         assert workload["believed"]["ratio"] == 1.0
         assert data["policy"] == {"name": "learner", "allowance_requests": 1.0, "allowance_share": 0.02}
+        [account] = data["gate"]
+        assert (account["workload"], account["lost_s"]) == (workload["workload"], 0.0)
+        assert account["allowed_s"] == pytest.approx((1.0 + 0.02 * 2) * account["plain_s"])
+        assert list(data["learning_curve"].values()) == [[[1, 0.0]]]
         assert data["requests"] == {"total": 1, "outcomes": {"complete": 1}, "in_flight": 0}
         recent = json.loads((await ask(service, "GET", "/specproxy/api/recent")).content)["recent"]
         assert [(r["outcome"], r["output_tokens"]) for r in recent] == [("complete", 4)]

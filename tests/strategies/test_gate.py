@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specproxy.records import TempBucket, Workload
 from specproxy.strategies.gate import Ledger
+from specproxy.strategies.learner import Learner, LearnerSettings
+from tests.strategies.world import lane, observe
+
+CODE = Workload("code", TempBucket.COOL)
 
 
 def test_the_budget_is_an_allowance_and_a_share() -> None:
@@ -74,3 +79,17 @@ def test_state_survives() -> None:
     again = Ledger.restored(ledger.dump())
     assert (again.loss, again.plain_s, again.requests, again.held) == (1.0, 3.0, 1.0, {"mtp": 297.0})
     assert again.pending_loss == 0.0
+
+
+def test_accounts_say_what_is_lost_and_what_may_be() -> None:
+    """Of every workload, by the learner's settings; nothing before a request has ended."""
+    learner, code = Learner(LearnerSettings(allowance_requests=2.0, allowance_share=0.1)), CODE
+    assert learner.accounts() == []
+    for name, tpt in (("plain", 0.02), ("plain", 0.02), ("mtp", 0.03)):
+        learner.learn_one(observe(lane(name), code, tpt=tpt))
+    [account] = learner.accounts()
+    assert (account.target, account.workload) == ("t", "code/cool")
+    assert account.plain_s == pytest.approx(3 * 2.98, rel=0.1)
+    assert 0.0 < account.lost_s < 0.02 * 149
+    assert account.allowed_s == pytest.approx(2.0 * 2.98 + 0.1 * 4 * 2.98, rel=0.1)
+    assert Ledger().allowed(1.0, 0.02) == 0.0
