@@ -65,6 +65,7 @@ def test_uniform_numbers_are_uniform_and_independent() -> None:
         Sampling(temperature=1.3, top_k=200, top_p=0.9, min_p=0.0),
         Sampling(temperature=0.7, typical_p=0.6),
         Sampling(temperature=0),
+        Sampling(temperature=0, typical_p=0.1, top_k=0),  # what is typical may leave the highest out
         Sampling(logit_bias={7: 4.0, 9: -3.0}, ignore_eos=True),
         Sampling(repeat_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.2),
         Sampling(repeat_penalty=0.5, repeat_last_n=5, top_k=3),
