@@ -224,7 +224,7 @@ async def props(request: web.Request) -> web.StreamResponse:
 async def slots(request: web.Request) -> web.StreamResponse:
     """Busy and free slots; `speculative` says whether a request there drafts."""
     service = request.app[SERVICE]
-    calls = list(service.active.values())
+    calls = list(service.active.values())[: service.slots]  # those behind them wait
     busy = [
         {
             "id": i,

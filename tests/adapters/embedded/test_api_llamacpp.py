@@ -94,17 +94,23 @@ async def test_state_is_shown(serve: Serve) -> None:
         ["plain", "ngram", "auto"],
     )
     assert props["strategies_refused"] == {"mtp": "the model file has no MTP layers"}
-    asked = asyncio.create_task(post(session, "/completion", {"prompt": "ab"}))
+    asked = [asyncio.create_task(post(session, "/completion", {"prompt": "ab"}))]
     await engine.taken.wait()
     slots = await (await session.get("/slots")).json()
     assert [slot["is_processing"] for slot in slots] == [True, False]
+    for _ in range(2):
+        engine.taken.clear()
+        asked.append(asyncio.create_task(post(session, "/completion", {"prompt": "ab"})))
+        await engine.taken.wait()
+    slots = await (await session.get("/slots")).json()
+    assert [slot["is_processing"] for slot in slots] == [True, True], "one waits"
     engine.gate.set()
-    await asked
+    await asyncio.gather(*asked)
     slots = await (await session.get("/slots")).json()
     assert [slot["is_processing"] for slot in slots] == [False, False]
     metrics = await (await session.get("/metrics")).text()
-    assert "llamacpp:tokens_predicted_total 11\n" in metrics
-    assert "llamacpp:spec_decode_num_accepted_tokens_total 6\n" in metrics
+    assert "llamacpp:tokens_predicted_total 33\n" in metrics
+    assert "llamacpp:spec_decode_num_accepted_tokens_total 18\n" in metrics
 
 
 async def test_health_is_bad_while_loading(serve: Serve) -> None:
