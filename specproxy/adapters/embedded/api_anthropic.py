@@ -32,7 +32,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
     call = service.call(request)
     data = await request.read()
-    body, prepared, work = await threaded(len(data), lambda: _prepare(service, data))
+    body, prepared, work = await threaded(data, lambda: _prepare(service, data))
     reply = service.parts(call, work, prepared.parser)
     model = body.text("model") or service.names[0]
     if body.flag("stream"):
@@ -44,7 +44,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     """The number of prompt tokens of a request."""
     service = request.app[SERVICE]
     data = await request.read()
-    prepared = await threaded(len(data), lambda: service.chat.prepare(_conversation(service, parse_body(data))))
+    prepared = await threaded(data, lambda: service.chat.prepare(_conversation(service, parse_body(data))))
     return json_response({"input_tokens": len(prepared.prompt)})
 
 

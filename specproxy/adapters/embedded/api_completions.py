@@ -36,7 +36,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
     call = service.call(request)
     data = await request.read()
-    body, works = await threaded(len(data), lambda: _prepare(service, data))
+    body, works = await threaded(data, lambda: _prepare(service, data))
     head = _Head(body.text("model") or service.names[0])
     count = sum(work.n for work in works)
     reply = _all(service, call, works) if len(works) > 1 else service.parts(call, works[0])
@@ -179,7 +179,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     body.refuse({"dimensions": (service.card.embedding,)})
     as_base64 = body.choice("encoding_format", ("float", "base64")) == "base64"
     name = "input" if body.has("input") else "content"
-    inputs = await threaded(len(data), lambda: prompts(body, name, service.engine, service.card.vocab))
+    inputs = await threaded(data, lambda: prompts(body, name, service.engine, service.card.vocab))
     ends = [await embed(service, call, prompt) for prompt in inputs]
     rows = [
         {"object": "embedding", "index": i, "embedding": _packed(v) if as_base64 else list(v)}

@@ -30,7 +30,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
     call = service.call(request)
     data = await request.read()
-    body, works = await threaded(len(data), lambda: _prepare(service, data))
+    body, works = await threaded(data, lambda: _prepare(service, data))
     if body.flag("stream"):
         if len(works) > 1 or works[0].n > 1:
             raise body.wrong("stream", "is only supported for one reply to one prompt")
@@ -162,17 +162,18 @@ class _Writer:
 async def tokenize(request: web.Request) -> web.StreamResponse:
     """Token ids of a text, with their pieces if asked."""
     engine = _engine(request)
-    body = parse_body(await request.read())
+    data = await request.read()
+    body = parse_body(data)
     text = body.text("content") or ""
     special, parse = body.flag("add_special"), body.flag("parse_special", default=True)
-    ids = await threaded(len(text), lambda: engine.tokenize(text, add_special=special, parse_special=parse))
+    ids = await threaded(data, lambda: engine.tokenize(text, add_special=special, parse_special=parse))
     if not body.flag("with_pieces"):
         return json_response({"tokens": ids})
 
     def pieces() -> list[dict[str, Any]]:
         return [{"id": token, "piece": _piece(engine.detokenize([token]))} for token in ids]
 
-    return json_response({"tokens": await threaded(len(text), pieces)})
+    return json_response({"tokens": await threaded(data, pieces)})
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -194,7 +195,7 @@ async def apply_template(request: web.Request) -> web.StreamResponse:
     """The prompt that a chat request would be given."""
     service = request.app[SERVICE]
     data = await request.read()
-    text = await threaded(len(data), lambda: service.chat.render(conversation(parse_body(data))))
+    text = await threaded(data, lambda: service.chat.render(conversation(parse_body(data))))
     return json_response({"prompt": text})
 
 

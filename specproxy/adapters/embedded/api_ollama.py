@@ -39,7 +39,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
     check_model(service, body)
     if not body.items("messages"):
         return await _load_or_unload(service, body, {"message": {"role": "assistant", "content": ""}})
-    prepared, work = await threaded(len(data), lambda: _prepare(service, body, _chat(service, body)))
+    prepared, work = await threaded(data, lambda: _prepare(service, body, _chat(service, body)))
     return await _reply(request, body, prepared, work, _Shape(body.text("model") or "", chat=True))
 
 
@@ -52,7 +52,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     body.refuse(TEMPLATE_FIELDS)
     if not body.text("prompt"):
         return await _load_or_unload(service, body, {"response": ""})
-    prepared, work = await threaded(len(data), lambda: _prepare_generate(service, body))
+    prepared, work = await threaded(data, lambda: _prepare_generate(service, body))
     shape = _Shape(body.text("model") or "", chat=False, prompt=() if body.flag("raw") else work.prompt)
     return await _reply(request, body, prepared, work, shape)
 
@@ -313,7 +313,7 @@ async def embed_many(request: web.Request) -> web.StreamResponse:
     check_model(service, body)
     call = service.call(request)
     texts = () if body.get("input") == "" else body.texts("input")
-    inputs = await threaded(len(data), lambda: [tuple(service.engine.tokenize(text)) for text in texts])
+    inputs = await threaded(data, lambda: [tuple(service.engine.tokenize(text)) for text in texts])
     ends = [await embed(service, call, prompt) for prompt in inputs]
     milliseconds = sum(end.prompt_ms for end in ends)
     load = sum(end.load_ms for end in ends)
@@ -337,6 +337,6 @@ async def embed_one(request: web.Request) -> web.StreamResponse:
     text = body.text("prompt")
     if not text:
         return json_response({"embedding": []})
-    prompt = await threaded(len(data), lambda: tuple(service.engine.tokenize(text)))
+    prompt = await threaded(data, lambda: tuple(service.engine.tokenize(text)))
     end = await embed(service, service.call(request), prompt)
     return json_response({"embedding": list(end.embedding)})

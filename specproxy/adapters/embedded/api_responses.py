@@ -40,7 +40,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
     call = service.call(request)
     data = await request.read()
-    body, prepared, work = await threaded(len(data), lambda: _prepare(service, data))
+    body, prepared, work = await threaded(data, lambda: _prepare(service, data))
     reply = service.parts(call, work, prepared.parser)
     head = _Head(body.text("model") or service.names[0], body)
     if body.flag("stream"):
