@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,19 +34,19 @@ TEMPLATE_FIELDS = {"suffix": ("",), "template": ("",), "images": ([],)}
 
 async def chat(request: web.Request) -> web.StreamResponse:
     """Answer a chat request; streamed unless `stream` is false."""
-    service = request.app[SERVICE]
+    service, began = request.app[SERVICE], time.perf_counter()
     data = await request.read()
     body = parse_body(data)
     check_model(service, body)
     if not body.items("messages"):
         return await _load_or_unload(service, body, {"message": {"role": "assistant", "content": ""}})
     prepared, work = await threaded(data, lambda: _prepare(service, body, _chat(service, body)))
-    return await _reply(request, body, prepared, work, _Shape(body.text("model") or "", chat=True))
+    return await _reply(request, body, prepared, work, _Shape(body.text("model") or "", chat=True, began=began))
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
     """Answer a prompt; streamed unless `stream` is false."""
-    service = request.app[SERVICE]
+    service, began = request.app[SERVICE], time.perf_counter()
     data = await request.read()
     body = parse_body(data)
     check_model(service, body)
@@ -53,7 +54,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     if not body.text("prompt"):
         return await _load_or_unload(service, body, {"response": ""})
     prepared, work = await threaded(data, lambda: _prepare_generate(service, body))
-    shape = _Shape(body.text("model") or "", chat=False, prompt=() if body.flag("raw") else work.prompt)
+    shape = _Shape(body.text("model") or "", False, began, () if body.flag("raw") else work.prompt)
     return await _reply(request, body, prepared, work, shape)
 
 
@@ -188,11 +189,14 @@ def _prepare_generate(service: Service, body: Fields) -> tuple[Prepared, Work]:
     return prepared, _work(service, body, prepared)
 
 
-def durations(end: Finished) -> dict[str, int]:
-    """Counts, and times in nanoseconds. The prompt's count includes cached tokens, as Ollama's does."""
+def durations(end: Finished, total_s: float) -> dict[str, int]:
+    """Counts, and times in nanoseconds. The prompt's count includes cached tokens, as Ollama's does.
+
+    `total_s` is all the time since the request came; waiting for others is in no other duration.
+    """
     load, prompt, predicted = (round(ms * 1e6) for ms in (end.load_ms, end.prompt_ms, end.predicted_ms))
     return {
-        "total_duration": load + prompt + predicted,
+        "total_duration": max(round(total_s * 1e9), load + prompt + predicted),
         "load_duration": load,
         "prompt_eval_count": end.prompt_n + end.cached_n,
         "prompt_eval_duration": prompt,
@@ -207,6 +211,7 @@ class _Shape:
 
     model: str
     chat: bool
+    began: float  # time.perf_counter() when the request came
     prompt: tuple[int, ...] = ()
 
     def head(self) -> dict[str, Any]:
@@ -225,7 +230,8 @@ class _Shape:
         """Members that only the last object has."""
         reason = "stop" if end.reason == "stop" else "length"
         context = {"context": [*self.prompt, *tokens]} if self.prompt else {}
-        return {"done": True, "done_reason": reason, **context, **durations(end)}
+        taken = durations(end, time.perf_counter() - self.began)
+        return {"done": True, "done_reason": reason, **context, **taken}
 
 
 def _tool_call(index: int, call: ToolCall) -> dict[str, Any]:
