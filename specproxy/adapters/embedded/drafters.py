@@ -78,6 +78,15 @@ class ChainedDrafter:
         dropped = [context.drop(slot.id, start) for context in self.contexts.values()]  # each is to try
         return all(dropped)
 
+    def empty(self, slot: Slot) -> None:
+        """Remove all of a slot.
+
+        Raises:
+            DecodeError: llama.cpp refuses.
+        """
+        for context in self.contexts.values():
+            context.empty(slot.id)
+
     def propose(self, sequences: Seq[Sequence]) -> None:
         """Give every sequence a draft of its plan's length. A failure costs the drafts, not the sequences."""
         started = time.perf_counter()
@@ -171,7 +180,7 @@ class DraftModel(ChainedDrafter):
     def forget(self, slot: Slot) -> None:
         """See `ChainedDrafter`."""
         slot.n_draft = 0
-        self.drop(slot, 0)
+        self.empty(slot)
 
 
 class MtpHead(ChainedDrafter):
@@ -219,7 +228,7 @@ class MtpHead(ChainedDrafter):
     def forget(self, slot: Slot) -> None:
         """See `ChainedDrafter`."""
         slot.n_mtp = 0
-        self.drop(slot, 0)
+        self.empty(slot)
 
 
 class MtpChain(MtpHead):

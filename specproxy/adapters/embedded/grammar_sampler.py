@@ -70,9 +70,16 @@ class Grammar:
         self._asked = None
 
     def fork(self) -> Grammar:
-        """Another one that stands at the same place and goes on by itself, to be closed by itself."""
+        """Another one that stands at the same place and goes on by itself, to be closed by itself.
+
+        Raises:
+            BackendError: llama.cpp refuses.
+        """
+        handle = lib.llama_sampler_clone(self._handle)
+        if not handle:
+            raise BackendError("llama.cpp cannot copy the grammar's state")
         other = Grammar.__new__(Grammar)
-        other._begin(lib.llama_sampler_clone(self._handle))
+        other._begin(handle)
         return other
 
     def legal_start(self, tokens: Sequence[int]) -> int:

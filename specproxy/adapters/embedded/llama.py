@@ -374,6 +374,15 @@ class Context:
         """Remove a sequence's positions from `start` on; False if the model cannot go back so far."""
         return bool(_remove(self._memory, seq, start, -1))
 
+    def empty(self, seq: int) -> None:
+        """Remove all of a sequence.
+
+        Raises:
+            DecodeError: llama.cpp refuses.
+        """
+        if not self.drop(seq, 0):
+            raise DecodeError(f"the cache of sequence {seq} cannot be emptied", 0)
+
     def share(self, source: int, target: int, end: int) -> None:
         """Let sequence `target` have positions 0 to `end` - 1 of `source`; costs no memory."""
         lib.llama_memory_seq_cp(self._memory, source, target, 0, end)

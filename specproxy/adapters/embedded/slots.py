@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from specproxy.adapters.embedded.llama import Context, DecodeError
+from specproxy.adapters.embedded.llama import Context
 from specproxy.adapters.embedded.prefix_cache import Choice, Slot, choose
 from specproxy.adapters.embedded.runtime import Runtime
 
@@ -81,8 +81,7 @@ class Slots:
             DecodeError: llama.cpp refuses.
         """
         slot.tokens, slot.n, slot.parked = [], 0, {}
-        if not self._runtime.context.drop(slot.id, 0):
-            raise DecodeError(f"the cache of sequence {slot.id} cannot be emptied", 0)
+        self._runtime.context.empty(slot.id)
         for drafter in self._runtime.drafters.values():
             drafter.forget(slot)
         slot.stale.clear()
@@ -142,7 +141,7 @@ class Slots:
             if context.drop(slot.id, count):
                 slot.parked[name] = context.save(slot.id)
         for _, context, _ in self._held(slot):
-            context.drop(slot.id, 0)
+            context.empty(slot.id)
         slot.stale.clear()
 
     def _unpark(self, slot: Slot, *, wanted: bool) -> None:
