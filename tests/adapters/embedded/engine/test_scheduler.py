@@ -701,6 +701,21 @@ def test_a_hybrid_model_rolls_back_its_state(hybrid: Path, noisy: tuple[Path, Pa
     engine.close()
 
 
+@pytest.mark.parametrize("back", [1, 2, 4])
+def test_a_hybrid_models_state_is_not_gone_on_from_where_another_prompt_parts(
+    hybrid: Path, noisy: tuple[Path, Path], back: int
+) -> None:
+    """llama.cpp goes back as many positions as asked, but to a state that an earlier decode left there."""
+    engine = ByHand(hybrid, noisy[0])
+    words = engine.tokenize("".join(f" w{3 * i % 11}" for i in range(40)))
+    (first,) = engine.run(request(words, tokens=20))
+    held = [*words, *first.ids[:-1]]
+    for parted in ([*held[:-back], 300, 301, 302], [*held[:-back]]):
+        (second,) = engine.run(request(parted, tokens=20))
+        assert second.ids == reference(hybrid, parted, 20)
+    engine.close()
+
+
 def test_a_hybrid_draft_is_refused_by_name(hybrid: Path, noisy: tuple[Path, Path]) -> None:
     engine = ByHand(noisy[0], hybrid)
     assert "recurrent" in engine.runtime.refused["draft"]
