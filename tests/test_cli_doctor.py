@@ -20,6 +20,7 @@ from specproxy.cli.doctor import _fitting, _server_details, lines
 from specproxy.cli.fitting import shortened
 from specproxy.records import Strategy
 from tests.adapters.test_ollama_store import OWN, put
+from tests.support.assistant import write_assistant
 from tests.support.calibrated import CalibratedPair, write_pair
 from tests.support.command import COMMAND
 from tests.support.eagle3 import write_eagle3
@@ -125,6 +126,22 @@ def test_an_eagle3_drafter_is_found_and_needs_llama_servers(
     assert words[6:] == (["--engine", "managed"] if given["engines"]["embedded"] else [])
     assert given["commands"][0]["why"].startswith("A llama-server for each strategy")
     assert "of the target's size, eagle3, fits" in doctor(capsys, *asked)[1]
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(60)
+def test_a_head_in_a_file_of_its_own_is_called_mtp(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, nobody: str
+) -> None:
+    """As in the engine of ours, which runs it too."""
+    pair = write_assistant(tmp_path)
+    asked = ("--upstream", nobody, "--model", str(pair.target), "--draft", str(pair.draft))
+    data = json.loads(doctor(capsys, *asked, "--json")[1])
+    rows = {row["name"]: row for row in data["model"]["strategies"]}
+    assert list(rows) == ["plain", "ngram", "mtp"]
+    assert rows["mtp"]["possible"]
+    assert data["model"]["fit"]["lanes"] == ["plain", "ngram", "mtp"]
+    assert "--engine" not in data["commands"][0]["command"]
 
 
 def test_a_draft_has_no_mtp_and_no_draft_of_its_own(

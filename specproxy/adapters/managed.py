@@ -12,6 +12,7 @@ from specproxy.adapters.gguf_facts import ModelFacts, check_pair, read_facts
 from specproxy.adapters.llama_server import LanePlan, ManagedLlamaServer
 from specproxy.adapters.memory import Budget, LaneNeed, MemoryPlan, Refusal
 from specproxy.adapters.server_program import (
+    DRAFT_FILE,
     NGRAM_MAX,
     SAMPLED,
     SAMPLING_FLAG,
@@ -177,11 +178,11 @@ def _strategies(
 
 def _impossible(drafter: str, target: ModelFacts, draft: ModelFacts | None) -> str | None:
     """Why this target cannot be decoded so; None if it can."""
-    if uses_draft_file(Strategy((drafter,))):
-        if draft is None:
-            return "no draft model was given"
-        there = drafter_in(draft.sidecar_type)
-        return None if there == drafter else f"the draft file is for {there}"
+    there = drafter_in(draft.sidecar_type) if draft is not None else None
+    if there == drafter:
+        return None
+    if drafter in DRAFT_FILE:
+        return f"the draft file is for {there}" if there else "no draft model was given"
     if drafter == "mtp" and not target.has_mtp:
         if target.mtp_layers:
             return f"llama.cpp has no MTP graph for architecture {target.architecture}"
@@ -227,7 +228,7 @@ def _lane_plan(
     arguments: tuple[str, ...],
     devices: tuple[machine.Gpu, ...],
 ) -> LanePlan:
-    uses_draft = draft is not None and uses_draft_file(strategy)
+    uses_draft = draft is not None and uses_draft_file(strategy, draft.sidecar_type)
     fingerprint = _fingerprint(
         target.digest,
         draft.digest if draft is not None and uses_draft else "",

@@ -97,16 +97,17 @@ def lane_need(
 
     KV cache and recurrent state are exact up to padding; the rest follows what was measured, and errs upwards.
     """
-    mtp = "mtp" in kinds_of(strategy)
+    used = draft if draft is not None and uses_draft_file(strategy, draft.sidecar_type) else None
+    mtp = "mtp" in kinds_of(strategy) and (used is None or used.sidecar_type is None)  # the target's own head
     models = [(target, target.weight_bytes - (0 if mtp else target.mtp_bytes))]
     work = _cache_bytes(target, ctx, slots) + _compute_bytes(target, UBATCH, PLAIN_LOGITS)
     if mtp:
         row = target.kv_bytes_per_token * target.mtp_layers // max(1, target.block_count)
         states = target.state_bytes * (strategy.n_max or 3) * slots  # to go back to when a draft is rejected
         work += DRAFTER_BYTES + row * ctx * slots + states + _compute_bytes(target, BATCH, MTP_LOGITS)
-    if uses_draft_file(strategy) and draft is not None:
-        models.append((draft, draft.weight_bytes))
-        work += DRAFTER_BYTES + _cache_bytes(draft, ctx, slots) + _compute_bytes(draft, UBATCH, UBATCH)
+    if used is not None:
+        models.append((used, used.weight_bytes))
+        work += DRAFTER_BYTES + _cache_bytes(used, ctx, slots) + _compute_bytes(used, UBATCH, UBATCH)
     if on_gpu:
         return LaneNeed(lane_id, PROCESS_BYTES, gpu=sum(size for _, size in models) + work)
     private, shared = 0, []

@@ -18,6 +18,7 @@ from specproxy.errors import ConfigError
 from specproxy.records import Strategy
 
 __all__ = [
+    "DRAFT_FILE",
     "NGRAM_MAX",
     "NGRAM_SIZE",
     "SAMPLED",
@@ -56,7 +57,7 @@ SAMPLED, SAMPLING_FLAG = "-sampled", "--spec-draft-sampling"
 compared with the one drawn. The same distribution, but another text for the same seed."""
 
 DRAFT_FILE = frozenset({"draft", "eagle3", "dflash", "dspark"})
-"""Drafters that come in a file of their own."""
+"""Drafters that always come in a file of their own; a prediction head (mtp) may too."""
 
 _OUR_NAMES = {theirs: ours for ours, theirs in SPEC_TYPES.items()}
 
@@ -110,15 +111,14 @@ def kinds_of(strategy: Strategy) -> frozenset[str]:
     return frozenset(name.removesuffix(SAMPLED) for name in strategy.drafters)
 
 
-def uses_draft_file(strategy: Strategy) -> bool:
-    """Whether it needs a drafter's file besides the target's."""
-    return not DRAFT_FILE.isdisjoint(kinds_of(strategy))
+def uses_draft_file(strategy: Strategy, sidecar_type: str | None) -> bool:
+    """Whether it drafts with what is in a draft file, by that file's `ModelFacts.sidecar_type`."""
+    return drafter_in(sidecar_type) in kinds_of(strategy)
 
 
 def drafter_in(sidecar_type: str | None) -> str:
     """Our name of the drafter in a draft file, by its `ModelFacts.sidecar_type`."""
-    name = our_name(sidecar_type or "draft-simple")
-    return name if name in DRAFT_FILE else "draft"
+    return our_name(sidecar_type or "draft-simple")
 
 
 def find_program(configured: Path | None = None) -> ServerProgram:
@@ -205,7 +205,7 @@ def lane_arguments(program: ServerProgram, options: LaneOptions, strategy: Strat
 
 
 def _speculation(program: ServerProgram, options: LaneOptions, strategy: Strategy) -> list[str]:
-    types = [_spec_type(name, options) for name in strategy.drafters]
+    types = [_spec_type(name) for name in strategy.drafters]
     if "--spec-type" not in program.flags:
         return _speculation_before_types(program, options, strategy)
     if missing := [kind for kind in types if kind not in program.spec_types]:
@@ -230,9 +230,9 @@ def _speculation(program: ServerProgram, options: LaneOptions, strategy: Strateg
     return arguments
 
 
-def _spec_type(drafter: str, options: LaneOptions) -> str:
+def _spec_type(drafter: str) -> str:
     kind = drafter.removesuffix(SAMPLED)
-    return options.draft_type if kind == "draft" else SPEC_TYPES.get(kind, kind)
+    return SPEC_TYPES.get(kind, kind)
 
 
 def _ngram_sizes(program: ServerProgram, kind: str, size: int, n_max: int | None) -> list[str]:

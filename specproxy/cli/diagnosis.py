@@ -190,15 +190,14 @@ def look_at_model(
 
 def _strategies(target: ModelFacts, draft: ModelFacts | None, trouble: str) -> list[Row]:
     """Each strategy, why it is impossible where it is, and what a rule of thumb expects of it."""
+    file = drafter_in(draft.sidecar_type) if draft is not None else "draft"
     missing = {
         "mtp": "" if target.has_mtp else _no_mtp(target),
-        "draft": "" if draft is not None else trouble or "no draft model was given, and none was found",
+        file: "" if draft is not None else trouble or "no draft model was given, and none was found",
     }
-    file = drafter_in(draft.sidecar_type) if draft is not None else "draft"
     rows: list[Row] = [{"name": "plain", "possible": True, "why": "", "speed": {}}]
-    for name, length in LENGTHS.items():
-        why = missing.get(name, "")
-        name = file if name == "draft" else name
+    for name in dict.fromkeys(("ngram", "mtp", file)):
+        why, length = missing.get(name, ""), LENGTHS.get(name, LENGTHS["draft"])
         strategy = Strategy((name,), length)
         speed = {} if why else _speed(strategy, target, draft)
         rows.append({"name": name, "possible": not why, "why": why, "speed": speed})
@@ -274,7 +273,7 @@ def _start(model: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     if draft is None and max(of_file["speed"].values(), default=0) >= PLENTY:
         draft = best
     words = ("specproxy", "start", "--model", model["model"], *(("--draft", draft) if draft else ()))
-    return words, bool(draft) and of_file["name"] != "draft"
+    return words, bool(draft) and of_file["name"] not in ("draft", "mtp")
 
 
 def _why(engines: Mapping[str, Any], fitting: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ def pressed(facts: LaneFacts, lane: Lane, stalls: float) -> LaneFacts:
 
 def lane_facts(lane: Lane, target: ModelFacts, draft: ModelFacts | None, slots: int) -> LaneFacts:
     """Facts of the models that a lane decodes with; `draft` counts only where the lane's strategy uses it."""
-    used = draft if uses_draft_file(lane.strategy) else None
+    used = draft if draft is not None and uses_draft_file(lane.strategy, draft.sidecar_type) else None
     own = used is not None and used.sidecar_type is None  # a sidecar is made for its target
     return LaneFacts(
         experts=target.expert_count if target.is_moe else 0,

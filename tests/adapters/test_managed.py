@@ -139,7 +139,7 @@ def test_drafters_get_their_lengths(new: Path) -> None:
 
 def test_a_sidecar_of_mtp_layers_drafts_as_mtp(new: Path) -> None:
     options = dataclasses.replace(OPTIONS, draft_type="draft-mtp")
-    arguments = lane_arguments(find_program(new), options, Strategy(("draft",), 3))
+    arguments = lane_arguments(find_program(new), options, Strategy(("mtp",), 3))
     assert after(arguments, "--spec-type") == "draft-mtp"
     assert after(arguments, "--spec-draft-model") == "/d.gguf"
 

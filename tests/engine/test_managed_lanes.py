@@ -121,13 +121,13 @@ async def test_drafters_of_other_kinds_draft_as_calculated(
 async def test_an_assistant_drafts_as_calculated(tmp_path: Path, binary: Path | None) -> None:
     """It reads its target's cache; the embedded engine has the same counts (`test_assistant`)."""
     pair = write_assistant(tmp_path)
-    plan = plan_managed(options(pair, llama_server=binary, strategies=("draft",)))
+    plan = plan_managed(options(pair, llama_server=binary, strategies=("mtp",)))
     backend = plan.backend()
     await backend.start()
     await backend.settled()
     assert [status.health for status in backend.lanes()] == [Health.READY] * 2
     for region in ("json", "edit", "prose"):
-        reply = await say(backend, "draft", "give a list of words " + pair.marker(region, 3))
+        reply = await say(backend, "mtp", "give a list of words " + pair.marker(region, 3))
         assert reply["content"] == pair.text(region, TOKENS, 3)
         timings = reply["timings"]
         assert isinstance(timings, dict)
