@@ -61,7 +61,16 @@ HEAT: Mapping[str, float] = {
     TempBucket.HOT: 0.75,
 }
 """Acceptance by temperature relative to greedy. At temperature 1 and above drafts rarely pay: exact-match
-verification, llama.cpp's default, accepts a guess only if sampling happens to draw it."""
+verification, llama.cpp's default, accepts a guess only if sampling happens to draw it, and rejection sampling
+(Leviathan et al. 2023, section 2.3) accepts less where distributions are flat and differ. Ouyang et al. 2024
+(arXiv 2410.10141) find for draft models that higher temperatures take from the gain; the numbers are ours."""
+
+
+STRANGER = 0.7
+"""Share of its acceptance that a draft of another family keeps: our guess, to be overruled by measurement."""
+
+PRESSED = 1.3
+"""What a lane takes whose memory is short, in its usual time: our guess, to be overruled by measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +83,17 @@ class LaneFacts:
         size_ratio: bytes of the draft / bytes of the target. The rule of thumb is a tenth or less, since the
             gain falls with the cost of a guess (Leviathan et al. 2023, Corollary 3.9: none once cost exceeds
             acceptance).
-        same_family: whether draft and target come from one family and tokenizer; None if unknown.
+        same_family: whether draft and target come from one family and tokenizer; None if unknown. Others guess
+            less, as the guide of mistral.rs to speculative decoding says, and llama.cpp refuses vocabularies
+            that differ; `STRANGER` is how much less is thought.
         mtp_layers, layers: prediction layers and all layers of the target.
         verify: measured cost of verifying w tokens in plain steps, ((w, cost), ...) in ascending w.
         draft_cost: measured cost of one guess, in plain steps.
         n_max: longest draft, where the strategy doesn't say.
         slots: requests that the lane decodes at once; None if unknown.
         memory_pressure: whether the lane's memory is short, so that what it takes is read in again and again:
-            weights that do not fit cost more than any draft saves.
+            weights that do not fit are bound by the disk (Alizadeh et al. 2023, "LLM in a flash", arXiv
+            2312.11514), which costs more than any draft saves; see `PRESSED`.
     """
 
     experts: int = 0
@@ -175,15 +187,17 @@ def prior_ratio(strategy: Strategy, facts: LaneFacts | None, kind: str, temperat
     """Expected time per token relative to plain, from facts and rules of thumb; 1 for plain.
 
     Acceptance falls with the position in the draft, by a tenth each (one published MTP head: .92/.68/.38;
-    drafts fall less). Below 60% accepted a draft of three loses on the dense CPU curve, above 70% it wins, as
-    the rule of thumb says. A combination counts as its best part, as drafters with a match take precedence.
+    drafts fall less). By the rule of thumb drafting loses below 60% of guesses accepted (a user of ik_llama.cpp
+    says so in its issue 1695) and wins above 70%. By the formula above a draft of three by a model of a tenth
+    breaks even at 49% on the dense CPU curve, and at 74% where checking it takes 2.4 steps, as with kernels
+    made for any CPU. A combination counts as its best part, as drafters with a match take precedence.
     """
     facts = facts or LaneFacts()
     if strategy.is_plain:
         return 1.0
     ratios = [_drafter_ratio(_family(d), strategy.n_max or facts.n_max, facts, kind, temperature)
               for d in strategy.drafters]  # fmt: skip
-    return min(ratios) * (1.3 if facts.memory_pressure else 1.0)
+    return min(ratios) * (PRESSED if facts.memory_pressure else 1.0)
 
 
 def log_prior(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str) -> float:
@@ -221,6 +235,6 @@ def _acceptance(family: str, n_max: int | None, facts: LaneFacts, kind: str, tem
     length = n_max or (8 if family == "ngram" else 3)
     first = ACCEPTANCE[family].get(kind, 0.40 if family == "ngram" else 0.60) * HEAT[temperature]
     if family == "draft" and facts.same_family is False:
-        first *= 0.7
+        first *= STRANGER
     fall = 1.0 if family == "ngram" else 0.9
     return [first * fall**i for i in range(length)]

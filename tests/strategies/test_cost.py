@@ -96,7 +96,7 @@ def test_from_temperature_one_up_a_draft_is_no_gain(kind: str) -> None:
     assert prior_ratio(DRAFT, None, kind, TempBucket.HOT) > 1.0
 
 
-def test_sixty_percent_lose_and_seventy_win() -> None:
+def test_few_right_guesses_lose_and_seventy_percent_win() -> None:
     """A draft of three by a model of a tenth, on the dense CPU curve; all guesses alike."""
     step = verify_cost(DENSE_VERIFY, 4)
     cost = draft_cost(LaneFacts(), "draft")
@@ -111,6 +111,14 @@ def test_sixty_percent_lose_and_seventy_win() -> None:
     assert ratio_of([0.5] * 3, step, cost) > 0.98
     assert ratio_of([0.7] * 3, step, cost) < 0.8
     assert ratio_of([accepted(0.7)] * 3, step, cost) < 0.65
+
+
+@pytest.mark.parametrize(("step", "chance"), [(verify_cost(DENSE_VERIFY, 4), 0.49), (2.4, 0.74)])
+def test_the_rule_of_sixty_and_seventy_depends_on_what_checking_costs(step: float, chance: float) -> None:
+    """A chance at which a draft of three breaks even: below the band on the usual curve, above it where kernels
+    are made for any CPU."""
+    cost = draft_cost(LaneFacts(), "draft")
+    assert ratio_of([chance - 0.02] * 3, step, cost) > 1.0 > ratio_of([chance + 0.02] * 3, step, cost)
 
 
 def test_a_draft_should_be_a_tenth() -> None:
