@@ -19,8 +19,9 @@ __all__ = ["Change", "ChangeWatch", "Suspicion"]
 _FAR_LIKELIER = 8.0  # ln of a ratio of likelihoods
 _SURE = 6.0  # the same, over the requests since
 _MOST = 3.0  # that one request counts
-_BURN_IN = 50  # requests before anything is told of plain
+_BURN_IN = 100  # requests before anything is told of plain
 _MEMORY = 300.0  # requests that its usual level reaches back
+_KNOWN = 8.0  # requests of a lane on a kind from which what it took before is known
 _LEAST = math.log(1.35)  # a smaller change of plain is none
 _DEVIATIONS = 4.0  # of the level's own swings
 _LASTING = 10  # requests in a row
@@ -38,13 +39,15 @@ class Change(NamedTuple):
 class Suspicion(NamedTuple):
     """The level jumped on a lane (`key`) and a kind.
 
-    Before that, its constant was `level`, and the logarithm of the lane's ratio to plain `ratio`.
+    Before that, its constant was `level`, and the logarithm of the lane's ratio to plain `ratio`, as `n`
+    requests had shown.
     """
 
     key: str
     kind: str
     level: float
     ratio: float
+    n: float
 
     def blames_lane(self, measured: float, now: float, variance: float) -> bool:
         """Whether plain, which says `measured` of the level's constant, is far likelier as it was than as it is
@@ -55,8 +58,8 @@ class Suspicion(NamedTuple):
     @classmethod
     def restored(cls, state: list[Any]) -> Suspicion:
         """What was dumped as a list."""
-        key, kind, level, ratio = state
-        return cls(str(key), str(kind), logarithm(level), logarithm(ratio))
+        key, kind, level, ratio, n = state
+        return cls(str(key), str(kind), logarithm(level), logarithm(ratio), amount(n))
 
 
 @dataclass(slots=True)
@@ -92,7 +95,12 @@ class ChangeWatch:
     _lane_test: _Test | None = field(default=None, repr=False)
 
     def blame(self, suspect: Suspicion, now: float) -> None:
-        """Plain was measured, and it was this lane that changed when the level jumped to `now`."""
+        """Plain was measured, and it was this lane that changed when the level jumped to `now`.
+
+        Of a lane that was hardly known there is nothing to tell.
+        """
+        if suspect.n < _KNOWN:
+            return
         self._blamed = suspect.key, suspect.kind
         self._lane_test = _Test(suspect.ratio, suspect.ratio + now - suspect.level)
 

@@ -205,7 +205,7 @@ class SpeedModel:
             level, level_var = self.level.predict(x)
         if key != self.plain and jumped:
             self.plain_checks = _PLAIN_CHECKS
-            self.suspect = self.suspect or Suspicion(key, cell[0], before, belief.mean)
+            self.suspect = self.suspect or Suspicion(key, cell[0], before, belief.mean, belief.n)
         elif checking and abs(self.level.surprise) > _DOUBT:
             self.plain_checks = max(self.plain_checks, 1)
         if x[2] > 0.0 and key != self.plain:

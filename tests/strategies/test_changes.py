@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specproxy.records import Situation, TempBucket, Workload
-from specproxy.strategies.changes import ChangeWatch
+from specproxy.strategies.changes import ChangeWatch, Suspicion
 from specproxy.strategies.learner import Learner
 from tests.strategies.world import lane, observe, ready
 
@@ -62,7 +62,7 @@ def test_stalls_and_swings_are_not_told() -> None:
 def test_another_plain_starts_over() -> None:
     """A new build that is slower by half is no change of the old one; and what is usual survives a restart."""
     watch, seen = ChangeWatch(), observe(lane("plain"), CODE)
-    for arm, level in [("old", -4.0)] * 80 + [("new", -3.6)] * 80:
+    for arm, level in [("old", -4.0)] * 120 + [("new", -3.6)] * 120:
         watch = ChangeWatch.restored(watch.dump()) if not watch.off else watch
         assert watch.hear_level(seen, arm, level, level, 0.01) is None
     found = [watch.hear_level(seen, "new", -3.0, -3.0, 0.01) for _ in range(10)]
@@ -72,6 +72,29 @@ def test_another_plain_starts_over() -> None:
 def test_plain_itself_has_to_be_measured() -> None:
     """What other lanes say of the level alone is not told as a change of plain."""
     watch, seen = ChangeWatch(), observe(lane("plain"), CODE)
-    for level in [-4.0] * 80 + [-3.0] * 80:
+    for level in [-4.0] * 120 + [-3.0] * 80:
         assert watch.hear_level(seen, "a", level, None, 0.01) is None
     assert [watch.hear_level(seen, "a", -3.0, -3.0, 0.01) is not None for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize(("n", "tells"), [(7.0, False), (8.0, True)])
+def test_of_a_lane_that_was_hardly_known_nothing_is_told(n: float, tells: bool) -> None:
+    """What it took before was a guess, so that it has not changed."""
+    watch, seen = ChangeWatch(), observe(lane("mtp"), CODE)
+    watch.blame(Suspicion("a", "code", -4.0, -0.5, n), -3.4)
+    found = [watch.hear_lane(seen, "a", 0.1, 0.01) for _ in range(6)]
+    assert (found[1] is not None) is tells
+    assert [f for f in found if f is not None] == [found[1]] * tells
+    if found[1] is not None:
+        assert (
+            "of mtp on code rose from 0.61 to 1.11 of plain's, while plain takes what it took"
+            in found[1].sentence
+        )
+
+
+def test_a_lane_that_is_as_before_is_not_told() -> None:
+    """Further requests speak against the change; then it is forgotten."""
+    watch, seen = ChangeWatch(), observe(lane("mtp"), CODE)
+    watch.blame(Suspicion("a", "code", -4.0, -0.5, 20.0), -3.4)
+    values = [-0.5] * 4 + [0.1] * 4
+    assert [watch.hear_lane(seen, "a", value, 0.01) for value in values] == [None] * 8
