@@ -33,6 +33,9 @@ _ALARM_VARIANCE = 0.02
 _OTHERS_KEEP = 0.25  # of other kinds: what has changed on one has probably changed on them
 _PLAIN_CHECKS = 2
 _DOUBT = 1.0  # surprise of the level at which plain is measured once more
+_LUCKY = 2.5  # standard deviations below what was believed: then it may be the machine that is faster
+_LUCK = math.log(2.5)  # and as much faster at least
+_FIRST = 3.0  # requests of a lane that are its first tries
 _RECENT = 24
 _AHEAD = 8  # priors that are worked out ahead after a request
 _LEAST_VARIANCE = 1e-6  # of an observation: no request is measured to a thousandth
@@ -196,7 +199,10 @@ class SpeedModel:
         level, level_var = self.level.predict(x)
         loaded, load_var = load.expect(x), load.variance(x)
         above = value - level - belief.mean - loaded
-        outlier = above > _OUTLIER * math.sqrt(noise + belief.variance + load_var + level_var)
+        spread = math.sqrt(noise + belief.variance + load_var + level_var)
+        outlier = above > _OUTLIER * spread
+        if key != self.plain and arm.evidence < _FIRST and above < -max(_LUCKY * spread, _LUCK):
+            self.plain_checks = _PLAIN_CHECKS
         jumped = self._learn_steps(seen, key, x)
         if jumped is None:
             rest = value - belief.mean - loaded
@@ -209,10 +215,10 @@ class SpeedModel:
         elif checking and abs(self.level.surprise) > _DOUBT:
             self.plain_checks = max(self.plain_checks, 1)
         if x[2] > 0.0 and key != self.plain:
-            spread = noise + level_var + belief.variance
+            alone = noise + level_var + belief.variance
             residual = value - level - belief.mean
-            score = (residual - loaded) / math.sqrt(spread + load_var)
-            load.learn(x, residual, spread / student_weight(score))
+            score = (residual - loaded) / math.sqrt(alone + load_var)
+            load.learn(x, residual, alone / student_weight(score))
         y = value - level - load.expect(x)
         variance = nominal + level_var + load.variance(x)
         entry = (cell, prior, y, variance, float(seen.output_tokens))

@@ -98,3 +98,19 @@ def test_a_lane_that_is_as_before_is_not_told() -> None:
     watch.blame(Suspicion("a", "code", -4.0, -0.5, 20.0), -3.4)
     values = [-0.5] * 4 + [0.1] * 4
     assert [watch.hear_lane(seen, "a", value, 0.01) for value in values] == [None] * 8
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_lane_does_not_get_the_credit_of_the_machine(counted: bool) -> None:
+    """Plain was measured while the machine was five times as slow, and the first lane tried after that looks
+    four times as fast. Plain is measured again, and the lane, which loses, is not used."""
+    learner, rng, used = Learner(), np.random.default_rng(1), []
+    for t in range(150):
+        lanes = ready("plain", "mtp:3")
+        decision = learner.choose(Situation(CODE, lanes, at=4.0 * t, request_id=str(t)), rng)
+        used.append(not decision.lane.strategy.is_plain)
+        slow = not any(used)  # until something else is tried
+        tpt = 0.02 * (5.0 if slow else 1.3 if used[-1] else 1.0) * float(np.exp(0.05 * rng.standard_normal()))
+        drafts = {"draft_tokens": 150, "accepted_tokens": 75} if used[-1] and counted else {}
+        learner.learn_one(observe(decision, CODE, tpt=tpt, at=4.0 * t + 3.0, request_id=str(t), **drafts))
+    assert 1 <= sum(used) <= 15

@@ -70,7 +70,7 @@ def test_one_is_no_plural() -> None:
     """Neither of requests nor of replays."""
     learner, ngram = Learner(), ready("ngram")[0].lane
     for name in ("plain", "plain", "ngram"):
-        learner.learn_one(observe(lane(name), CODE, tpt=0.02 if name == "plain" else 0.005))
+        learner.learn_one(observe(lane(name), CODE, tpt=0.02 if name == "plain" else 0.012))
     elsewhere = observe(lane("plain"), CODE)
     learner.learn_replay(ngram, elsewhere, ReplayResult(150, 50, 100, 100, (0, 0, 50), (), (), 0))
     assert "1 request and 1 replay)" in decided(learner).reason
