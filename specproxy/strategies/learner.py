@@ -48,7 +48,7 @@ __all__ = ["Learner", "LearnerSettings"]
 _FORMAT = "specproxy-learner"
 _VERSION = 5
 _MOST_PENDING = 4096
-_LEAST_REMAINING = 10.0
+_LEAST_REMAINING = 4.0  # requests still to come of a workload; of one that came more often, as many again
 _expected = attrgetter("expected")
 
 

@@ -41,7 +41,7 @@ def test_every_candidate_is_explained(learner: Learner) -> None:
     chosen = next(c for c in data["candidates"] if c["lane"] == data["lane"])
     assert chosen["n"] > 5.0
     assert chosen["ratio"] == pytest.approx(0.65, abs=0.07)
-    assert next(c for c in data["candidates"] if c["lane"] == "ngram")["ratio"] > 0.9
+    assert next(c for c in data["candidates"] if c["lane"] == "ngram")["ratio_hi"] > 0.9
     assert data["reason"].count(". ") == 0
 
 
