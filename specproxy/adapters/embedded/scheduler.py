@@ -46,6 +46,7 @@ MTP_GAP = 16  # prompt tokens
 LAZY_ROWS = 128  # hidden rows that may wait before the MTP cache is brought in step
 MOST_ROWS = 512  # that may wait where this may never pay; then the head is given up
 FEW_ROWS = 8  # hidden rows that are not worth a decode when a sequence ends
+SAMPLED = 8  # steps without a drafter of which one is measured: they are alike, and nothing is planned by them
 
 
 class Scheduler:
@@ -147,8 +148,7 @@ class Scheduler:
         room = runtime.per_sequence - len(request.prompt)
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        context = runtime.per_sequence
-        sampler = Sampler(sampling, self._vocabulary, seed, context, request.prompt)
+        sampler = Sampler(sampling, self._vocabulary, seed, runtime.per_sequence, request.prompt)
         drafters, controller = self._plan_for(request)
         sequence = Sequence(request, sink, sampler, self._vocabulary, controller, limit)
         sequence.drafters = drafters
@@ -232,7 +232,8 @@ class Scheduler:
         logits = self._runtime.context.logits(max(1, self._runtime.batch.n_out))
         ended = time.perf_counter()
         seconds = ended - started if len(parts) == 1 else None
-        if len(parts) == len(decoding):
+        measured = len(parts) == len(decoding) and (drafting or decoding[0].n_output % SAMPLED == 1)
+        if measured:
             context = sum(s.slot.n for s in decoding) // len(decoding)
             self.costs.decoded(self._runtime.batch.n, ended - drafted, context)
         for sequence, count, at, row in parts:
@@ -246,7 +247,7 @@ class Scheduler:
                 raise
             except SpecproxyError as error:
                 self._abandon(sequence, error)
-        if len(parts) == len(decoding) == 1 and (only := decoding[0]) in self._running:
+        if measured and len(parts) == 1 and (only := decoding[0]) in self._running:
             beside = time.perf_counter() - ended + drafted - started - only.draft_seconds
             self.costs.worked(beside, drafting=bool(only.draft))
         return True

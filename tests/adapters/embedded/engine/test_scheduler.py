@@ -183,6 +183,20 @@ def test_report_adds_up(calibrated: ByHand, pair: CalibratedPair) -> None:
     assert report.output_ids == tuple(pair.text_ids("edit", 60))
 
 
+@pytest.mark.parametrize("strategy", ["plain", "ngram"])
+def test_steps_that_nobody_plans_by_are_measured_now_and_then(
+    calibrated: ByHand, pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """The first and each eighth behind it, where there is no drafter; what is reported counts all."""
+    widths: list[int] = []
+    monkeypatch.setattr(calibrated.scheduler.costs, "decoded", lambda width, *_: widths.append(width))
+    work = request(prompt(calibrated, pair, "creative"), strategy, tokens=40, sampling=WARM)
+    (reader,) = calibrated.run(work)
+    assert reader.end.report is not None
+    assert reader.end.report.steps + reader.end.draft_n_accepted == 39
+    assert len(widths) == (5 if strategy == "plain" else reader.end.report.steps)
+
+
 @pytest.mark.parametrize("strategy", ["plain", "ngram", "draft", "ngram+draft"])
 @pytest.mark.parametrize("batch", [512, 16])
 def test_random_text_equals_text_computed_from_scratch(
