@@ -24,7 +24,7 @@ from specproxy.adapters.embedded.forms import answer_form
 from specproxy.adapters.embedded.keys import SERVICE
 from specproxy.adapters.embedded.output import Answer, Delta, Kind, Part, collect
 from specproxy.adapters.embedded.params import MAX_LOGPROBS, MAX_REPLIES, limit, sampling
-from specproxy.adapters.embedded.replies import Family, event, json_response
+from specproxy.adapters.embedded.replies import Family, Frames, event, json_response
 from specproxy.adapters.embedded.service import Service, Work, threaded
 from specproxy.adapters.embedded.streaming import EVENTS, stream_reply
 from specproxy.adapters.embedded.tools import openai_tools
@@ -158,6 +158,7 @@ class _Writer:
         self._calls: dict[int, int] = {}
         self._logprobs: dict[int, list[TokenLogprob]] = {}
         self._ends: list[Finished] = []
+        self._frames = Frames(lambda index, text: self._chunk(index, {"content": text}))
 
     def begin(self) -> bytes:
         return b""
@@ -172,6 +173,9 @@ class _Writer:
         for delta in part.deltas:
             if delta.kind is Kind.CALL:
                 self._calls[part.index] = delta.call + 1
+            if delta.kind is Kind.CONTENT and not waiting:
+                out += self._frames.chunk(part.index, delta.text)
+                continue
             out += self._chunk(part.index, _delta(delta), waiting)
             waiting.clear()
         return out + self._finish(part.index, part.finished) if part.finished else out

@@ -21,7 +21,7 @@ from specproxy.adapters.embedded.keys import SERVICE
 from specproxy.adapters.embedded.output import Answer, Part, ShortCut, collect
 from specproxy.adapters.embedded.params import MAX_LOGPROBS, MAX_REPLIES, limit, sampling
 from specproxy.adapters.embedded.prompts import prompts
-from specproxy.adapters.embedded.replies import Family, event, json_response
+from specproxy.adapters.embedded.replies import Family, Frames, event, json_response
 from specproxy.adapters.embedded.service import Call, Service, Work, threaded
 from specproxy.adapters.embedded.streaming import EVENTS, stream_reply
 from specproxy.adapters.embedded.types import Finished, Sampling, TokenLogprob
@@ -140,24 +140,31 @@ class _Writer:
         self._include_usage = include_usage
         self._ends: list[Finished] = []
         self._offsets: dict[int, int] = {}
+        self._frames = Frames(lambda index, text: event(head.wrap([self._choice(index, text)])))
 
     def begin(self) -> bytes:
         return b""
 
     def part(self, part: Part) -> bytes:
-        text = "".join(delta.text for delta in part.deltas)
+        text = "".join([delta.text for delta in part.deltas])
         offset = self._offsets.get(part.index, 0)
         self._offsets[part.index] = offset + len(text)
+        if part.finished is None and not part.logprobs:
+            return self._frames.chunk(part.index, text) if text else b""
         log = _log(part.logprobs, offset) if part.logprobs else None
-        choice = {"text": text, "index": part.index, "logprobs": log, "finish_reason": None}
+        choice = self._choice(part.index, text, log)
         if part.finished is None:
-            return event(self._head.wrap([choice])) if text or log else b""
+            return event(self._head.wrap([choice]))
         self._ends.append(part.finished)
         choice["finish_reason"] = finish_reason(0, part.finished)
         chunk = self._head.wrap([choice])
         if not self._include_usage:
             chunk |= {"usage": usage(part.finished), "timings": timings(part.finished)}
         return event(chunk)
+
+    @staticmethod
+    def _choice(index: int, text: str, log: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {"text": text, "index": index, "logprobs": log, "finish_reason": None}
 
     def end(self) -> bytes:
         out = b""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -11,7 +13,7 @@ from aiohttp import web
 from specproxy.adapters.embedded.body import FieldError
 from specproxy.errors import ConfigError, RequestError, SpecproxyError
 
-__all__ = ["Family", "error_body", "error_response", "event", "family_of", "json_response", "line"]
+__all__ = ["Family", "Frames", "error_body", "error_response", "event", "family_of", "json_response", "line"]
 
 
 class Family(Enum):
@@ -78,3 +80,24 @@ def event(body: Any, name: str = "") -> bytes:
 def line(body: Any) -> bytes:
     """One line of NDJSON."""
     return orjson.dumps(body) + b"\n"
+
+
+class Frames:
+    """Chunks of text, in each of which all but the text is as in the one before: the rest is rendered once.
+
+    Args:
+        render: makes the chunk of a reply's index and its text, which is to be in it once, as JSON.
+    """
+
+    def __init__(self, render: Callable[[int, str], bytes]) -> None:
+        self._render = render
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def chunk(self, index: int, text: str) -> bytes:
+        """The bytes that `render` makes."""
+        around = self._around.get(index)
+        if around is None:
+            mark = uuid.uuid4().hex
+            before, _, after = self._render(index, mark).partition(orjson.dumps(mark))
+            around = self._around[index] = before, after
+        return around[0] + orjson.dumps(text) + around[1]
