@@ -81,7 +81,10 @@ class Stream:
         send = self._outlet.send
         if send is None or not send(event):
             return False
+        was_full = self.full
         self.short += 1
+        if was_full:  # the sequence has paused, and nothing may be left for the loop to read
+            self._resume()
         return True
 
 

@@ -258,6 +258,21 @@ async def test_a_stream_is_full_by_what_nobody_has_taken() -> None:
     assert not stream.full
 
 
+async def test_a_paused_sequence_goes_on_whoever_takes_its_events() -> None:
+    """Where the courier was behind, it sends all that waits, and the loop has nothing to read."""
+    resumed: list[int] = []
+    stream = Stream(
+        asyncio.get_running_loop(),
+        lambda: resumed.append(stream.made - stream.short - stream.read),
+        ShortCut(send=lambda event: True),
+    )
+    event = TokenEvent("a", (1,))
+    stream.made = QUEUE
+    for _ in range(QUEUE):
+        assert stream.send(event)
+    assert resumed == [QUEUE - 1], "once, and after the event counts as sent"
+
+
 async def test_a_courier_gives_up_a_stream_once_and_carries_the_others() -> None:
     def broken(event: TokenEvent) -> bool:
         raise ValueError("planted")
