@@ -36,12 +36,13 @@ from specproxy.strategies.drafters.ngram import NgramDrafter
 from specproxy.strategies.engine_book import EngineBook
 from tests.support.calibrated import REGIONS, CalibratedPair, plan_pair
 
-__all__ = ["DENSE", "MOE", "Machine", "Text", "Texts", "play"]
+__all__ = ["DENSE", "MOE", "STAIRS", "Machine", "Text", "Texts", "play"]
 
 LIMITS = {"ngram": 16, "draft": 8, "mtp": 6}  # as the engine's for a model without a recurrent state
 LONGEST = 16
 PROMPT = 16  # tokens of a prompt before its marker
 CATCH_UP = 0.05  # guesses that catching up with a token takes
+LATE = 64  # tokens that a profile has a drafter catch up with
 AUTO = "auto"
 
 
@@ -75,12 +76,17 @@ class Machine:
         for name, guess in self.guess.items():
             for _ in range(4):
                 costs.guessed(name, 1, guess / 1e3)
+            costs.guessed(name, 1, guess * (1 + CATCH_UP * (LATE - 1)) / 1e3, LATE)
         return costs
 
 
 DENSE = Machine(
     {1: 17.5, 2: 19.5, 3: 21.5, 4: 26.5, 5: 27.5, 6: 30.0, 8: 38.0, 10: 44.0, 17: 64.0},
     {"draft": 1.6, "mtp": 1.9},
+)
+STAIRS = Machine(  # two cores whose second token costs as much as the first one
+    {1: 11.5, 2: 23.1, 3: 25.1, 4: 26.9, 5: 28.1, 6: 29.5, 8: 40.2, 12: 51.1, 17: 67.4},
+    {"draft": 1.5, "mtp": 2.1},
 )
 MOE = Machine(
     {1: 5.4, 2: 11.0, 3: 13.1, 4: 14.8, 5: 17.5, 6: 20.0, 8: 25.0, 12: 35.0, 17: 46.0},
@@ -287,7 +293,7 @@ def main() -> None:
     parser.add_argument("--kind", action="append")
     args = parser.parse_args()
     texts = Texts(args.seed)
-    for label, machine in (("dense", DENSE), ("moe", MOE)):
+    for label, machine in (("dense", DENSE), ("stairs", STAIRS), ("moe", MOE)):
         machine = Machine(machine.verify, machine.guess, machine.beside, args.noise)
         costs = machine.profiled()
         for kind in args.kind or (*KINDS, "mixed"):
@@ -300,7 +306,7 @@ def main() -> None:
             total = sum(steps.values())
             plans = ", ".join(f"{plan} {n / total:.0%}" for plan, n in steps.most_common(7))
             ratios = f"{seconds[best] / auto:.3f} of {best:14} {seconds['plain'] / auto:.3f} of plain"
-            print(f"{label:5} {kind:9} {ratios}   {plans}")
+            print(f"{label:6} {kind:9} {ratios}   {plans}")
 
 
 if __name__ == "__main__":
