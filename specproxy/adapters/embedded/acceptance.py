@@ -15,6 +15,7 @@ __all__ = ["Acceptance"]
 
 WEIGHT = 4.0  # of a layer, in tokens, in the one before it
 STEADY = 4.0  # of the whole request in what was seen lately, in tokens
+DOUBT = 1.0  # of our general prior in what the learner knows: a workload copies nearly always or hardly ever
 MOST_WEIGHT = 16.0  # of what the learner knows, in tokens
 LONG = 0.99  # what remains of a request's counts after a guess
 GIVING_WAY = 0.97  # what remains of a prior's weight after a guess
@@ -61,8 +62,8 @@ class Acceptance:
             if tried <= 0:
                 continue
             scale = min(1.0, MOST_WEIGHT / tried)
-            weight = cell.weight + tried * scale
-            cell.expected, cell.weight = (cell.expected * cell.weight + accepted * scale) / weight, weight
+            weight = DOUBT + tried * scale
+            cell.expected, cell.weight = (cell.expected * DOUBT + accepted * scale) / weight, weight
 
     def chance(self, key: int) -> float:
         """Of the guess at this key, by itself."""

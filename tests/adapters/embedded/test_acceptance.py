@@ -29,6 +29,13 @@ def test_a_wrong_prior_is_outvoted_and_does_not_come_back(belief: float, truth: 
     assert acceptance.chance(0) == pytest.approx(truth, abs=0.17)
 
 
+def test_what_the_learner_has_seen_outweighs_what_is_true_of_most_texts() -> None:
+    """A workload that copies does so nearly always: ten of ten are more than one half and ten of ten."""
+    assert Acceptance([0.45], [(10.0, 10.0)]).chance(0) > 0.9
+    assert Acceptance([0.45], [(0.0, 10.0)]).chance(0) < 0.1
+    assert Acceptance([0.45], [(0.0, 0.0)]).chance(0) == pytest.approx(0.45)
+
+
 def test_a_right_prior_is_what_idleness_leads_back_to() -> None:
     """A bad stretch is forgotten."""
     acceptance = Acceptance([0.65], [(90, 100)])
