@@ -34,7 +34,8 @@ HORIZON = 1.0  # plain steps for which what a trial finds is believed to hold
 PATIENCE = 6.0  # steps over which the cost of catching up is spread: it is paid once
 PROBING = 0.004  # share of the time that trials may cost of a drafter for which nothing speaks
 WORTH = 0.03  # gain that is hoped for, as a share of the speed, below which that share is less
-NEW, FEW = 0.03, 4.0  # what is added to it where the learner knows nothing, and guesses that halve this
+NEW, FEW = 0.03, 2.0  # what is added to it where the learner knows nothing, and guesses that halve this
+AHEAD, ENOUGH = 50.0, 6.0  # tokens for which it would gain, as a request begins; guesses that make this nothing
 LEAST_ZEAL = 1 / 16  # what is left of it by trials that fail, each of which halves it
 MANY = 64  # tokens by which it is told what keeping a drafter in step takes
 RESTS = 3  # steps for which a plain step that was thought over is not thought over again
@@ -63,9 +64,12 @@ class _Trial:
 
     `new` is the share of the time that this may cost because the learner knows little of the drafter, `zeal`
     what of all shares is left after trials that have failed, `since` are steps since the drafter was used.
+    Until one has failed the request's trials may also cost what the drafter would gain over `ahead` tokens:
+    shares add up only while a request lasts, and later ones learn from this one.
     """
 
     new: float
+    ahead: float
     zeal: float = 1.0
     since: int = 0
 
@@ -91,7 +95,8 @@ class AutoController:
         self._forced = Acceptance(FORCED)
         self._starts = FIRST  # what the first token of the next forced run is
         self._trials = {
-            name: _Trial(NEW * FEW / (FEW + regimes.known)) for name, regimes in self._guesses.items()
+            name: _Trial(NEW * FEW / (FEW + regimes.known), AHEAD * max(0.0, 1 - regimes.known / ENOUGH))
+            for name, regimes in self._guesses.items()
         }
         self._kept: dict[str, tuple[tuple[float, ...], list[float]]] = {}
         self._last = PLAIN
@@ -184,7 +189,7 @@ class AutoController:
         if self._last.drafter == name:
             trial.since, trial.zeal = 0, 1.0
         elif hits < proposed:  # else it is tried again at once
-            trial.since, trial.zeal = 0, max(LEAST_ZEAL, trial.zeal / 2)
+            trial.since, trial.zeal, trial.ahead = 0, max(LEAST_ZEAL, trial.zeal / 2), 0.0
 
     def _due(self, view: StepView, options: Sequence[_Option], best: float) -> _Option | None:
         """A drafter that is to be tried: what may be found is worth more than the trial costs.
@@ -207,7 +212,8 @@ class AutoController:
             cost = best * seconds - tokens
             trial, plain = self._trials[name], self.costs.verify(1 + _others(view)[0], view.context)
             share = PROBING * min(1.0, gain / (WORTH * best)) + trial.new
-            if gain * HORIZON * plain > cost or trial.zeal * share * trial.since * plain * best > cost:
+            spared = trial.zeal * share * trial.since * plain * best + trial.ahead * gain / best
+            if max(gain * HORIZON * plain, spared) > cost:
                 return own
         return None
 

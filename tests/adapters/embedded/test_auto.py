@@ -324,6 +324,24 @@ def test_a_head_is_kept_in_step_where_it_may_gain_more_than_that_takes(
     assert controller.keeps("mtp") is kept
 
 
+def test_what_is_unknown_of_a_workload_is_tried_as_a_request_begins() -> None:
+    """While little has to be caught up with; short requests that are well served would never find out else."""
+    levels = {"draft": (0, 0, 0, 0, 0, 99, 0, 0)}
+    priors = EnginePriors("r", "w", acceptance={"draft": ((80.0, 100.0),)}, levels=levels)
+    tried = []
+    for known in (0.0, 50.0):  # guesses of the other, as good as expected
+        given = dict(priors.acceptance) | ({"mtp": ((0.65 * known, known),)} if known else {})
+        controller = AutoController(measured(), 3, replace(priors, acceptance=given))
+        plans = []
+        for step in range(5):
+            plan = controller.plan(StepView(("mtp", "draft"), 0, LIMITS, 50, step))
+            plans.append(plan.drafter)
+            hits = plan.length if plan.drafter == "draft" else 0
+            controller.learn(StepOutcome(plan, 0, plan.length, hits, PLAIN_S, proposed=plan.length))
+        tried.append(plans.count("mtp"))
+    assert tried == [1, 0]
+
+
 def test_a_trial_that_went_well_is_repeated_at_once() -> None:
     """Good guesses are found within some steps; bad ones cost few."""
     found = []
