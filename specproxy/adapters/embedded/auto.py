@@ -99,6 +99,7 @@ class AutoController:
             for name, regimes in self._guesses.items()
         }
         self._kept: dict[str, tuple[tuple[float, ...], list[float]]] = {}
+        self._unkept: dict[str, int] = {}  # by drafter, where in the text it is asked again whether to keep it
         self._last = PLAIN
         self._view: StepView | None = None
         self._asked = True  # whether the step to be learnt from was planned here
@@ -156,10 +157,15 @@ class AutoController:
         view = self._view
         if view is None or drafter not in view.ready or self._last.drafter == drafter:
             return True
+        if view.position < self._unkept.get(drafter, 0):
+            return False
         view = replace(view, room=max(view.room, view.limits[drafter]))
         best = max(self._options(view)[0]).rate
         upkeep = self.costs.catch_up(drafter, MANY) / MANY  # of a token, in seconds
-        return self._gain(drafter, view, best) / best > upkeep * best
+        kept = self._gain(drafter, view, best) / best > upkeep * best
+        if not kept:
+            self._unkept[drafter] = view.position + MANY // 2
+        return kept
 
     def explain(self) -> str:
         """See `Controller`."""

@@ -342,6 +342,22 @@ def test_what_is_unknown_of_a_workload_is_tried_as_a_request_begins() -> None:
     assert tried == [1, 0]
 
 
+def test_a_head_that_is_not_worth_keeping_is_not_thought_over_at_every_token() -> None:
+    """It is asked for after every step, and the answer takes as long as a plan; later it may be another one."""
+    priors = EnginePriors("r", "w", acceptance={"mtp": ((40.0, 100.0),)})
+    controller = AutoController(measured(5.0), 3, priors)
+    view = StepView(("mtp",), 0, LIMITS, 50, 0, late={"mtp": 200})
+    looked = []
+    options = controller._options
+    controller._options = lambda view: looked.append(view) or options(view)  # type: ignore[func-returns-value,method-assign]  # listens in
+    kept = []
+    for position in range(100):
+        controller._view = replace(view, position=position)
+        kept.append(controller.keeps("mtp"))
+    assert not any(kept)
+    assert 2 <= len(looked) <= 4
+
+
 def test_a_trial_that_went_well_is_repeated_at_once() -> None:
     """Good guesses are found within some steps; bad ones cost few."""
     found = []
