@@ -17,6 +17,7 @@ LEVELS = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 HOPELESS = 0.08  # chance of a draft below which longer ones are not looked at
 JUMP = 0.025  # chance that the level changes from one step to the next
 FLAT = 0.05  # share of the prior that is spread over all levels, whatever the learner says
+DOUBT = 2.0  # first guesses that the learner has to have seen to be believed as much as `expected`
 SPREAD = 0.2  # of the prior around the learner's mean
 WEIGHT, MOST_WEIGHT = 5.0, 40.0  # of our prior, and of the learner's levels, in guesses
 STEADY = 400.0  # guesses after which what was seen first begins to fade
@@ -41,7 +42,8 @@ class Regimes:
         levels: Sequence[float] = (),
     ) -> None:
         self.known = known[0][1] if known else 0.0  # first guesses that the learner knows of
-        mean = known[0][0] / known[0][1] if self.known else expected
+        right = known[0][0] if known else 0.0
+        mean = (DOUBT * expected + right) / (DOUBT + self.known)
         near = [math.exp(-(((level - mean) / SPREAD) ** 2)) for level in LEVELS]
         total = sum(near)
         prior = [WEIGHT * ((1 - FLAT) * each / total + FLAT / len(LEVELS)) for each in near]

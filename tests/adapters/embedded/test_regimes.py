@@ -120,3 +120,10 @@ def test_a_million_steps_leave_the_weights_sound() -> None:
     assert 0.6 < regimes.chance() < 0.85
     feed(regimes, 0.05, 60)
     assert regimes.chance() < 0.3
+
+
+def test_one_guess_is_not_all_that_a_workload_is_judged_by() -> None:
+    """Where a single one was seen to be wrong, or right, what is usual counts more; many outweigh it."""
+    assert 0.4 < Regimes(0.65, [(0.0, 1.0)]).chance() < 0.65
+    assert 0.65 < Regimes(0.65, [(1.0, 1.0)]).chance() < 0.85
+    assert Regimes(0.65, [(0.0, 40.0)]).chance() < 0.2
