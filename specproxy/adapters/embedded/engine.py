@@ -294,7 +294,7 @@ class LlamaEngine:
             self._vocabulary = Vocabulary(self._options.model)
         self._runtime = Runtime(self._options, self._vocabulary)
         costs = self._measured.costs(self._runtime)
-        self._scheduler = Scheduler(self._runtime, self._vocabulary, self._emit, costs)
+        self._scheduler = Scheduler(self._runtime, self._vocabulary, self._emit, costs, deliver=self._deliver)
         self.card = self._runtime.card
 
     def _unload_when_idle(self) -> None:

@@ -24,7 +24,8 @@ from specproxy.adapters.embedded.mtp_assistant import MtpAssistant
 from specproxy.adapters.embedded.options import EngineOptions
 from specproxy.adapters.embedded.vocabulary import Vocabulary
 from specproxy.adapters.gguf_facts import ASSISTANTS, ModelFacts, check_pair, read_facts
-from specproxy.errors import ModelFileError
+from specproxy.errors import ModelFileError, RequestError
+from specproxy.records import Strategy
 
 __all__ = ["Runtime"]
 
@@ -208,6 +209,18 @@ class Runtime:
         if missing := nextn_missing():
             log.warning("no multi-token prediction: %s", missing)
         return missing
+
+    def check(self, strategy: Strategy) -> None:
+        """Refuse a strategy that cannot run.
+
+        Raises:
+            RequestError: with the reason.
+        """
+        for name in strategy.drafters:
+            able = self.limits if name == "auto" else name in self.limits
+            if not able:
+                why = self.refused.get(name, "this engine does not have it")
+                raise RequestError(f"strategy {strategy.name!r} cannot run on this model: {why}")
 
     def _model(self, path: Path, options: EngineOptions, *, mtp: bool = False) -> Model:
         weights = options.weights

@@ -57,6 +57,7 @@ class Scheduler:
         vocabulary: of the target.
         emit: called with every event and the sink that it is for.
         costs: what steps are known to cost; refined by every step.
+        deliver: called before a decode at the end of a step, for which its events are not to wait.
     """
 
     def __init__(
@@ -65,10 +66,13 @@ class Scheduler:
         vocabulary: Vocabulary,
         emit: Callable[[Sink, Event], None],
         costs: StepCosts | None = None,
+        *,
+        deliver: Callable[[], None] = lambda: None,
     ) -> None:
         self._runtime = runtime
         self._vocabulary = vocabulary
         self._emit = emit
+        self._deliver = deliver
         self._slots = Slots(runtime)
         self.costs = costs or StepCosts()
         self._spelling: Spelling | None = None  # made for the first grammar
@@ -135,12 +139,7 @@ class Scheduler:
         size = self._vocabulary.size
         if any(not 0 <= token < size for token in request.prompt):
             raise RequestError(f"the prompt holds a token that is not in the vocabulary of {size}")
-        for name in request.strategy.drafters:
-            if name != "auto" and name not in self._runtime.limits:
-                why = self._runtime.refused.get(name, "this engine does not have it")
-                raise RequestError(f"strategy {request.strategy.name!r} cannot run on this model: {why}")
-            if name == "auto" and not self._runtime.limits:
-                raise RequestError(f"strategy 'auto' cannot run on this model: {self._runtime.refused['auto']}")
+        self._runtime.check(request.strategy)
 
     def _sequence(self, request: GenerateRequest, sink: Sink) -> Sequence:
         self.check(request)
@@ -446,5 +445,6 @@ class Scheduler:
         drafter = self._runtime.drafters.get("mtp")
         if drafter is None or sequence.hidden is None or sequence not in self._running:
             return
+        self._deliver()
         behind = len(sequence.tokens) - sequence.slot.n  # tokens without a hidden row before them, plus one
         drafter.catch_up(sequence, keep=max(1, behind), budget=drafter.room)

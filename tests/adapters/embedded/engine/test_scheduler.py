@@ -197,6 +197,32 @@ def test_steps_that_nobody_plans_by_are_measured_now_and_then(
     assert len(widths) == (5 if strategy == "plain" else reader.end.report.steps)
 
 
+@pytest.mark.parametrize("strategy", ["plain", "draft", "mtp", "ngram+mtp", "auto"])
+def test_no_event_waits_for_a_decode(
+    calibrated: ByHand, pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Events are delivered behind each step, and before one ends with bringing the MTP cache in step."""
+    reader, delivered, decode = Reader(), 0, Context.decode
+    late = []
+
+    def deliver() -> None:
+        nonlocal delivered
+        delivered = len(reader.events)
+
+    def spy(self: Context, batch: Batch) -> None:
+        late.append(len(reader.events) - delivered)
+        decode(self, batch)
+
+    monkeypatch.setattr(calibrated.scheduler, "_deliver", deliver)
+    monkeypatch.setattr(Context, "decode", spy)
+    calibrated.scheduler.submit(request(prompt(calibrated, pair, "edit"), strategy, tokens=60), reader)
+    while calibrated.scheduler.step():
+        deliver()
+    assert reader.text == pair.text("edit", 60)
+    assert late == [0] * len(late)
+    assert len(late) >= 10
+
+
 @pytest.mark.parametrize("strategy", ["plain", "ngram", "draft", "ngram+draft"])
 @pytest.mark.parametrize("batch", [512, 16])
 def test_random_text_equals_text_computed_from_scratch(
