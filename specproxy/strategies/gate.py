@@ -64,8 +64,7 @@ class Ledger:
         """Seconds that may be lost in total once a further request of the usual length has run."""
         if not self.requests:
             return 0.0
-        usual = self.plain_s / self.requests
-        return allowance * usual + share * (self.plain_s + usual)
+        return self.budget(self.plain_s / self.requests, allowance, share)
 
     def start(self, cautious_loss: float, plain_s: float) -> None:
         """A request was sent: count it at its cautious estimate."""
