@@ -10,7 +10,7 @@ has to be tried, where what may be found is worth it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from specproxy.adapters.embedded.acceptance import Acceptance
@@ -106,13 +106,17 @@ class AutoController:
         self._thought = False  # whether that plan was thought over, and nothing found worth drafting
         self._rests = 0  # steps for which that holds
 
+    def rests(self, streams: int) -> bool:
+        """See `Controller`."""
+        return self._rests > 0 and streams == 1
+
     def plan(self, view: StepView) -> Plan:
         """See `Controller`."""
         self._view, self._asked, self._thought = view, True, False
         if view.streams == 1 and not self.costs.knows_plain:
             return PLAIN
         free = bool(view.forced or view.match_length)
-        if self._rests and not free and view.streams == 1:
+        if not free and self.rests(view.streams):
             return PLAIN
         options, last = self._options(view)
         best = max(options)
@@ -127,6 +131,7 @@ class AutoController:
         """See `Controller`."""
         used = outcome.plan.drafter
         self._rests = RESTS if self._thought else max(0, self._rests - 1)
+        self._thought = False
         for name, regimes in self._guesses.items():
             regimes.step()
             self._trials[name].since += 1
@@ -143,7 +148,7 @@ class AutoController:
             self._starts = BROKEN
         else:
             self._starts = INSIDE if outcome.shown < outcome.forced else FIRST
-        whole = outcome.plan == PLAIN or outcome.proposed == outcome.plan.total
+        whole = not outcome.plan.length or outcome.proposed == outcome.plan.total
         if whole and self._asked:  # not what the text's end cut short
             self._last = outcome.plan
         self._asked = False
@@ -159,7 +164,7 @@ class AutoController:
             return True
         if view.position < self._unkept.get(drafter, 0):
             return False
-        view = replace(view, room=max(view.room, view.limits[drafter]))
+        view = view._replace(room=max(view.room, view.limits[drafter]))
         best = max(self._options(view)[0]).rate
         upkeep = self.costs.catch_up(drafter, MANY) / MANY  # of a token, in seconds
         kept = self._gain(drafter, view, best) / best > upkeep * best
@@ -172,7 +177,7 @@ class AutoController:
         view = self._view
         if view is None or self._last.length:
             return ""
-        view = replace(view, room=max(view.room, 2))
+        view = view._replace(room=max(view.room, 2))
         (plain, *options), _ = self._options(view)
         reasons = []
         for name in view.ready:
@@ -235,7 +240,7 @@ class AutoController:
         key = (*_others(view), view.context >> 7, most)
         if kept is None or kept[0] != key:
             rights = [self._guesses[name].rights(most, level) for level in range(len(LEVELS))]
-            view = replace(view, late={})
+            view = view._replace(late={})
             speeds = [self._lengths(view, name, each)[0].rate for each in rights]
             kept = self._kept[name] = (key, speeds)
         return kept[1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 __all__ = ["Controller", "FixedController", "Plan", "StepOutcome", "StepView"]
 
@@ -40,8 +41,7 @@ class Plan:
 PLAIN = Plan()
 
 
-@dataclass(frozen=True, slots=True)
-class StepView:
+class StepView(NamedTuple):  # one a step and sequence, as `StepOutcome`: dataclasses take longer to make
     """What a sequence looks like before a step.
 
     `ready` are the drafters that could propose now, `match_length` is how many tokens the best earlier place
@@ -62,11 +62,10 @@ class StepView:
     context: int = 0
     others_width: int | None = None
     others_tokens: float | None = None
-    late: Mapping[str, int] = field(default_factory=dict)
+    late: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """What became of a plan. `seconds` is the whole step's time, None where other sequences shared it.
 
     `copied` is how many tokens of the n-gram drafter's proposal this step has shown to be right or wrong,
@@ -93,6 +92,11 @@ class StepOutcome:
 
 class Controller(Protocol):
     """Plans the steps of one sequence."""
+
+    def rests(self, streams: int) -> bool:
+        """Whether this step, of so many sequences, is a plain one if there is nothing to copy and nothing
+        forced: then there is no need to ask."""
+        ...
 
     def plan(self, view: StepView) -> Plan:
         """What to do at this step. Asking twice gives the same answer."""
@@ -121,6 +125,10 @@ class FixedController:
     The n-gram drafter is ready where it has found a match, so ``ngram+mtp`` copies where it can and guesses
     elsewhere.
     """
+
+    def rests(self, streams: int) -> bool:  # noqa: ARG002  # auto's need
+        """See `Controller`."""
+        return False
 
     def plan(self, view: StepView) -> Plan:
         """See `Controller`."""

@@ -47,6 +47,7 @@ LAZY_ROWS = 128  # hidden rows that may wait before the MTP cache is brought in 
 MOST_ROWS = 512  # that may wait where this may never pay; then the head is given up
 FEW_ROWS = 8  # hidden rows that are not worth a decode when a sequence ends
 SAMPLED = 8  # steps without a drafter of which one is measured: they are alike, and nothing is planned by them
+FEWER = 4  # the same of steps that have drafters but no draft
 
 
 class Scheduler:
@@ -231,7 +232,10 @@ class Scheduler:
         logits = self._runtime.context.logits(max(1, self._runtime.batch.n_out))
         ended = time.perf_counter()
         seconds = ended - started if len(parts) == 1 else None
-        measured = len(parts) == len(decoding) and (drafting or decoding[0].n_output % SAMPLED == 1)
+        measured = len(parts) == len(decoding) and (
+            any(sequence.draft for sequence in drafting)
+            or decoding[0].n_output % (FEWER if drafting else SAMPLED) == 1
+        )
         if measured:
             context = sum(s.slot.n for s in decoding) // len(decoding)
             self.costs.decoded(self._runtime.batch.n, ended - drafted, context)
@@ -266,6 +270,8 @@ class Scheduler:
             sequence.match_length = sequence.ngram.match_length
         if sequence.forced is not None:
             sequence.run = sequence.forced.draft(room)
+        if not copied and not sequence.run and sequence.controller.rests(streams):
+            return
         sequence.plan = sequence.controller.plan(
             StepView(
                 ready=sequence.drafters,

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specproxy.adapters.embedded.controller import PLAIN, Controller, Plan, StepOutcome
+from specproxy.adapters.embedded.controller import PLAIN, Controller, StepOutcome
 from specproxy.adapters.embedded.forced import ForcedDrafter
 from specproxy.adapters.embedded.prefix_cache import Slot
 from specproxy.adapters.embedded.sampler import Sampler
@@ -204,7 +204,9 @@ class Sequence:
 
     def outcome(self, accepted: int, new: Seq[int], seconds: float | None) -> StepOutcome:
         """This step, for the controller and the report; `new` are the tokens that it gave."""
-        plan = self.plan if self.proposed else Plan()
+        if not (self.proposed or self.copied or self.run):
+            return StepOutcome(PLAIN, self.match_length, 0, 0, seconds, self.draft_seconds, late=self.late)
+        plan = self.plan if self.proposed else PLAIN
         return StepOutcome(
             plan,
             self.match_length,

@@ -95,7 +95,7 @@ def run(
             controller.costs.decoded(1 + plan.length, took - drafting)
             controller.costs.guessed(plan.drafter, plan.length if drafting else 0, drafting)
         outcome = StepOutcome(plan, match, plan.length, hits, took, drafting, copied, agreed)
-        controller.learn(replace(outcome, proposed=plan.length))
+        controller.learn(outcome._replace(proposed=plan.length))
         steps[plan] += 1
         spent += took
         at += new
@@ -287,7 +287,7 @@ def test_a_plain_step_that_was_thought_over_is_not_thought_over_at_once() -> Non
         controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S))
     assert len(looked) <= 10
     for _ in range(2):
-        assert controller.plan(replace(view, match_length=16)).drafter == "ngram"
+        assert controller.plan(view._replace(match_length=16)).drafter == "ngram"
 
 
 def test_a_trial_counts_what_the_drafter_has_to_catch_up_with() -> None:
@@ -352,7 +352,7 @@ def test_a_head_that_is_not_worth_keeping_is_not_thought_over_at_every_token() -
     controller._options = lambda view: looked.append(view) or options(view)  # type: ignore[func-returns-value,method-assign]  # listens in
     kept = []
     for position in range(100):
-        controller._view = replace(view, position=position)
+        controller._view = view._replace(position=position)
         kept.append(controller.keeps("mtp"))
     assert not any(kept)
     assert 2 <= len(looked) <= 4

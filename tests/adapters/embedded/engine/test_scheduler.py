@@ -187,14 +187,21 @@ def test_report_adds_up(calibrated: ByHand, pair: CalibratedPair) -> None:
 def test_steps_that_nobody_plans_by_are_measured_now_and_then(
     calibrated: ByHand, pair: CalibratedPair, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    """The first and each eighth behind it, where there is no drafter; what is reported counts all."""
+    """The first and each eighth behind it, where there is no drafter, each fourth where there is no draft, and
+    all with a draft; what is reported counts all."""
     widths: list[int] = []
     monkeypatch.setattr(calibrated.scheduler.costs, "decoded", lambda width, *_: widths.append(width))
     work = request(prompt(calibrated, pair, "creative"), strategy, tokens=40, sampling=WARM)
     (reader,) = calibrated.run(work)
     assert reader.end.report is not None
     assert reader.end.report.steps + reader.end.draft_n_accepted == 39
-    assert len(widths) == (5 if strategy == "plain" else reader.end.report.steps)
+    if strategy == "plain":
+        assert widths == [1] * 5
+    else:
+        steps = {width: count for width, (count, _) in reader.end.report.widths.items()}
+        plain = steps.pop(1)
+        assert len(widths) - widths.count(1) == sum(steps.values())
+        assert plain / 8 <= widths.count(1) <= plain / 2
 
 
 @pytest.mark.parametrize("strategy", ["plain", "draft", "mtp", "ngram+mtp", "auto"])
