@@ -278,8 +278,9 @@ class LaneStatus:
 class Situation:
     """All that a decision may depend on. `lanes` holds ready lanes of the requested target only.
 
-    `in_flight` counts requests on the whole machine, this one among them, since lanes share its cores. `pin`
-    is a strategy name that the client asked for.
+    `in_flight` counts requests on the whole machine, this one among them, since lanes share its cores;
+    `elsewhere` counts them for lanes on other hosts, by lane id: those on the lane's host, this one among them.
+    `pin` is a strategy name that the client asked for.
     """
 
     workload: Workload
@@ -292,6 +293,7 @@ class Situation:
     prefix_hits: Mapping[str, int] = field(default_factory=dict)  # lane id → prompt tokens cached there
     repeat: bool = False  # this prompt was seen before
     request_id: str = ""
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +389,7 @@ class Observation:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     load_s: float = 0.0
-    concurrency: float = 1.0  # mean requests in flight on the machine while this one ran
+    concurrency: float = 1.0  # mean requests in flight on the lane's host while this one ran
     repeat: bool = False
     propensity: float = 1.0
     weight: float = 1.0

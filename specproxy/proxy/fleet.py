@@ -13,6 +13,8 @@ from specproxy.config import Settings
 from specproxy.errors import BackendError
 from specproxy.proxy.beside import Beside, Shared
 from specproxy.proxy.deployments import Deployments
+from specproxy.proxy.hosts import host_of, own_names
+from specproxy.proxy.load import THIS_MACHINE
 from specproxy.proxy.sidecar import Sidecar
 from specproxy.proxy.status import Rung, Upstream
 from specproxy.proxy.trials import Trials
@@ -54,6 +56,7 @@ class Fleet:
             if settings.upstream or (alone and self._deployments is None)
             else None
         )
+        self._own_names = own_names()
         self._changed: Callable[[], None] = lambda: None
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -108,6 +111,15 @@ class Fleet:
         if self._deployments is not None and (address := self._deployments.address(lane)):
             return address
         return self._own.address(lane) if self._own is not None else ""
+
+    def hosts(self) -> Mapping[str, str]:
+        """The hosts of backends that run on other machines, by name."""
+        return {
+            backend.name: host
+            for backend in self.backends
+            for status in backend.lanes()
+            if (host := host_of(self.address(status.lane), self._own_names)) != THIS_MACHINE
+        }
 
     @property
     def engine(self) -> EmbeddedBackend | None:

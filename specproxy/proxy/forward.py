@@ -207,7 +207,7 @@ class Forwarder:
             if call.response.started or not may_retry:
                 raise
             failed = ticket.lane
-            self._router.fall_back(ticket, str(error))
+            self._router.fall_back(ticket, str(error), now=perf_counter())
             if isinstance(error, BackendError):
                 self._router.lane_failed(failed, error)
             tried.append(self._attempt(call, ticket, body, hold_errors=False))

@@ -18,7 +18,7 @@ from specproxy.adapters.base import Backend, TellsDrafts
 from specproxy.errors import BackendError, LaneUnavailable, SpecproxyError
 from specproxy.proxy.decide import decide
 from specproxy.proxy.event_rates import EventRates
-from specproxy.proxy.load import Load, Stay
+from specproxy.proxy.load import Busy, Load
 from specproxy.proxy.prefixes import PrefixMemory
 from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.repeats import RepeatMemory
@@ -102,8 +102,12 @@ class Router:
         """The backends, the first one first."""
         return tuple(self._backends)
 
-    def set_backends(self, backends: Sequence[Backend]) -> None:
-        """Replace the backends; requests in flight stay where they are."""
+    def set_backends(self, backends: Sequence[Backend], hosts: Mapping[str, str] | None = None) -> None:
+        """Replace the backends; requests in flight stay where they are.
+
+        `hosts` names the hosts of those that run on other machines, by backend.
+        """
+        self.load.hosts = hosts or {}
         self._backends = list(backends)
         self._by_name = {backend.name: backend for backend in reversed(backends)}
         self._telling = {b.name: b for b in backends if isinstance(b, TellsDrafts)}
@@ -181,28 +185,27 @@ class Router:
         workload = classify(facts)
         request_id = f"{self._run}{next(self._ids):08x}"
         statuses = self.candidates(facts) if among is None else among
-        stay = self.load.enter(now)
         if hurry and pin is None and self._alone is not None and _is_one_ready(statuses):
-            ticket = self._ticket(facts, self._alone(workload, statuses[0]), statuses, request_id, stay)
-            ticket.unsettled = Unsettled(facts, statuses, self.load.in_flight)
+            ticket = self._ticket(facts, self._alone(workload, statuses[0]), statuses, request_id, now)
+            ticket.unsettled = Unsettled(facts, statuses, self.load.around(statuses))
             return ticket
         target = statuses[0].lane.target if statuses else self.meant(facts.model) or ""
         repeat = self._repeats.add(self._repeats.digest(target, facts.turns))
         blocks = self._prefixes.blocks(facts.turns)
         try:
             if statuses:
-                situation = self._situation(facts, workload, statuses, pin, repeat, request_id, blocks)
+                busy = self.load.around(statuses, coming=1)
+                situation = self._situation(facts, workload, statuses, pin, repeat, request_id, blocks, busy)
                 decision = decide(self.policy, situation, statuses, self._rng)
             else:
                 decision = self._unnamed(workload)
         except SpecproxyError as error:
-            self.load.leave(stay, now)
             seen = refusal(
                 request_id, workload, at=self._wall(), target=target, streamed=facts.stream, error=error
             )
             self._refused(seen)
             raise
-        ticket = self._ticket(facts, decision, statuses, request_id, stay)
+        ticket = self._ticket(facts, decision, statuses, request_id, now)
         ticket.repeat, ticket.blocks = repeat, blocks
         return ticket
 
@@ -215,7 +218,7 @@ class Router:
         ticket.repeat = self._repeats.add(self._repeats.digest(lanes[0].lane.target, facts.turns))
         ticket.blocks = self._prefixes.blocks(facts.turns)
         situation = self._situation(
-            facts, ticket.workload, lanes, None, ticket.repeat, ticket.id, ticket.blocks, left.in_flight
+            facts, ticket.workload, lanes, None, ticket.repeat, ticket.id, ticket.blocks, left.busy
         )
         ticket.decision = decide(self.policy, situation, lanes, self._rng)
 
@@ -225,7 +228,7 @@ class Router:
         decision: Decision,
         statuses: tuple[LaneStatus, ...],
         request_id: str,
-        stay: Stay,
+        now: float,
     ) -> Ticket:
         lane = decision.lane
         self._in_flight[lane.id] = self._in_flight.get(lane.id, 0) + 1
@@ -237,8 +240,8 @@ class Router:
             decision=decision,
             streamed=facts.stream,
             prompt_tokens=facts.prompt_tokens_estimate,
-            started=stay.since,
-            stay=stay,
+            started=now,
+            stay=self.load.enter(now, lane),
             model=facts.model or "",
             formed=facts.output is not OutputForm.FREE,
             loads=any(s.lane.id == lane.id and not s.resident for s in statuses),
@@ -269,7 +272,7 @@ class Router:
             streamed=False,
             prompt_tokens=0,
             started=now,
-            stay=self.load.enter(now),
+            stay=self.load.enter(now, lane),
             known=False,
         )
 
@@ -307,11 +310,12 @@ class Router:
             return self._unnamed(workload)
         repeat = self._repeats.knows(self._repeats.digest(statuses[0].lane.target, facts.turns))
         blocks = self._prefixes.blocks(facts.turns)
-        situation = self._situation(facts, workload, statuses, pin, repeat, "", blocks)
+        busy = self.load.around(statuses, coming=1)
+        situation = self._situation(facts, workload, statuses, pin, repeat, "", blocks, busy)
         decision = decide(self.policy, situation, statuses, self._rng)
         return dataclasses.replace(decision, repeat=repeat)
 
-    def fall_back(self, ticket: Ticket, error: str) -> bool:
+    def fall_back(self, ticket: Ticket, error: str, *, now: float) -> bool:
         """Move a ticket to plain after its lane failed; returns False where there is no other plain lane."""
         status, ticket.plain = ticket.plain, None
         if status is None:
@@ -324,6 +328,7 @@ class Router:
             ticket.decision, lane=status.lane, rule="fallback", reason=reason, propensity=1.0
         )
         ticket.backend = self._backend_of(status.lane)
+        ticket.stay = self.load.move(ticket.stay, now, status.lane)
         return True
 
     def lane_failed(self, lane: Lane, error: BackendError) -> None:
@@ -396,7 +401,7 @@ class Router:
         repeat: bool,
         request_id: str,
         blocks: tuple[int, ...],
-        in_flight: int | None = None,
+        busy: Busy,
     ) -> Situation:
         hits = self._prefixes.hits(blocks, statuses)
         ready = tuple(s for s in statuses if s.health is Health.READY) or statuses
@@ -406,7 +411,8 @@ class Router:
             at=self._wall(),
             prompt_tokens=facts.prompt_tokens_estimate,
             max_tokens=facts.max_tokens,
-            in_flight=self.load.in_flight if in_flight is None else in_flight,
+            in_flight=busy.here,
+            elsewhere=busy.elsewhere,
             pin=pin,
             prefix_hits=hits,
             repeat=repeat,

@@ -123,7 +123,7 @@ class Service:
         self._fleet.on_change(self._backends_changed)
         self.router.on_lane_error(self._fleet.lane_failed)
         self.router.on_observation(self._fleet.observed)
-        self.router.set_backends(self._fleet.backends)
+        self.router.set_backends(self._fleet.backends, self._fleet.hosts())
         await self._open_store()
         await self._listen()
         await self._fleet.start()
@@ -264,7 +264,7 @@ class Service:
     # --- background ------------------------------------------------------------------------------
 
     def _backends_changed(self) -> None:
-        self.router.set_backends(self._fleet.backends)
+        self.router.set_backends(self._fleet.backends, self._fleet.hosts())
         self._tell_facts()
         self._log_lanes()
 

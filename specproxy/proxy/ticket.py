@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specproxy.adapters.base import Backend
 from specproxy.errors import RequestError, SpecproxyError
-from specproxy.proxy.load import Stay
+from specproxy.proxy.load import Busy, Stay
 from specproxy.proxy.tap import ReplyFacts
 from specproxy.records import (
     Decision,
@@ -29,12 +29,12 @@ _MAY_TRY = (Health.READY, Health.UNHEALTHY, Health.STARTING)
 class Unsettled:
     """What a request is remembered by, left for later since nothing had to be chosen.
 
-    `in_flight` is of the moment in which it came.
+    `busy` is what was in flight in the moment in which it came, itself included.
     """
 
     facts: RequestFacts
     lanes: tuple[LaneStatus, ...]
-    in_flight: int
+    busy: Busy
 
 
 @dataclass(slots=True)

@@ -53,7 +53,10 @@ _expected = attrgetter("expected")
 
 
 class _Pending(NamedTuple):
-    """A request in flight: what it was expected to cost, to be corrected when it reports."""
+    """A request in flight: what it was expected to cost, to be corrected when it reports.
+
+    `beside` counts the requests on plain's host, where that is not what the lane's host has to do.
+    """
 
     target: str
     workload: str
@@ -62,6 +65,7 @@ class _Pending(NamedTuple):
     plain_s: float
     plain_fixed_s: float
     prefix_hits: int
+    beside: int | None
 
 
 class _Choice(NamedTuple):
@@ -347,7 +351,7 @@ class Learner:
         loss, plain_s = 0.0, seen.decode_s + prefill_s
         if seen.strategy != "plain":
             plain_fixed = prefill_s if pending is None else min(pending.plain_fixed_s, prefill_s)
-            plain_s = model.speed.plain_decode_s(seen) + plain_fixed
+            plain_s = model.speed.plain_decode_s(seen, pending and pending.beside) + plain_fixed
             loss = ledger.sift(key, seen.decode_s + prefill_s - plain_s, plain_s, outlier=outlier)
         ledger.finish(loss, plain_s, credit)
         model.pool.finish(loss + seen.load_s, plain_s, credit * len(model.ledgers))
@@ -418,9 +422,11 @@ class Learner:
         hits = situation.prefix_hits.get(lane.id, 0) if situation.prefix_hits else 0
         loss_s, plain_s, fixed_s = view.loss_s, pricing.request_s, beside.wait_s + beside.prefill_s
         model.ledger(workload).start(loss_s, plain_s)
+        there = situation.elsewhere.get(lane.id, situation.in_flight)
         self._pending[situation.request_id] = _Pending(
-            lane.target, workload, lane.id, loss_s, plain_s, fixed_s, hits
-        )
+            lane.target, workload, lane.id, loss_s, plain_s, fixed_s, hits,
+            beside=None if there == pricing.beside else pricing.beside,
+        )  # fmt: skip
         if len(self._pending) > _MOST_PENDING:
             self._forget(self._pending.pop(next(iter(self._pending))))
 

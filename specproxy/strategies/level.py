@@ -69,6 +69,12 @@ class Level:
         carried = self._carried(x)
         return self.expect(x), sum([x[i] * carried[i] for i in _SIZE])
 
+    def step(self, start: Features, end: Features) -> tuple[float, float]:
+        """Mean and variance of what ln(seconds per token) on plain changes by between these features."""
+        x = [end[i] - start[i] for i in _SIZE]
+        mean = sum([x[i] * self.mean[i] for i in _SIZE])
+        return mean, sum([x[i] * x[j] * self.cov[i][j] for i in _SIZE for j in _SIZE])
+
     def learn(self, x: Features, value: float, variance: float, doubt: float = 0.0) -> bool:
         """Take in one ln(time per token), less the lane's effect, with its variance.
 

@@ -81,7 +81,7 @@ class Pricing:
 
     `workload` is the key of the request's. `decode_s` is plain's expected decode time, `output` the expected
     output in tokens, `request_s` plain's time for the whole request, as far as plain is resident and free.
-    `views` are the lanes left to choose from, `priced` all of them.
+    `views` are the lanes left to choose from, `priced` all of them; `beside` counts requests on plain's host.
     """
 
     cell: Cell
@@ -92,6 +92,7 @@ class Pricing:
     views: list[View]
     plain: View | None
     priced: list[View]
+    beside: int = 0
     reloads: bool = False  # whether any lane is under reload control
 
     def of(self, lane: Lane) -> View:
@@ -111,7 +112,11 @@ def price(
     cell = cell_of(situation.workload)
     slots, reference = _slots(speed, lanes)
     output = model.lengths.expect(cell, situation.max_tokens)
-    x = features(situation.prompt_tokens + 0.5 * output, situation.in_flight)
+    context, elsewhere = situation.prompt_tokens + 0.5 * output, situation.elsewhere
+    beside = situation.in_flight
+    if elsewhere and reference >= 0:
+        beside = elsewhere.get(lanes[reference].lane.id, beside)
+    x = features(context, beside)
     plain = speed.plain_belief(cell)
     base, doubt = plain.mean + plain.excess, plain.variance
     per_token = exp(speed.level.expect(x) + base)
@@ -119,13 +124,19 @@ def price(
     views, reloads = [], False
     hits, prompt, prefill = situation.prefix_hits, situation.prompt_tokens, model.prefill
     loaded = x[2] > 0.0
+    here = x
     for status, slot in zip(lanes, slots):  # noqa: B905  # made side by side above
         lane, key = status.lane, slot.key
         belief = slot.arm.known.get(cell) or speed.belief_at(slot, cell)
         mean, variance = belief.mean + belief.excess - base, belief.variance
+        if elsewhere:
+            here = features(context, elsewhere.get(lane.id, situation.in_flight))
+            loaded = here[2] > 0.0
+            more, more_variance = speed.level.step(x, here)
+            mean, variance = mean + more, variance + more_variance
         if loaded:
-            mean += slot.load.expect(x)
-            variance += slot.load.variance(x)
+            mean += slot.load.expect(here)
+            variance += slot.load.variance(here)
         uncached = prompt - prefill.trusted(key, hits.get(lane.id, 0)) if hits else prompt
         rate = prefill.known.get(key)
         if rate is None or uncached <= 0.0:
@@ -142,7 +153,7 @@ def price(
         sd = 0.0 if key == speed.plain else sqrt(variance + doubt)
         cost = fixed_s + lane_s * raised(variance), fixed_s + lane_s, lane_s * sqrt(variance)
         views.append(View(status, slot, belief, ratio, sd, wait_s, load_s, prefill_s, lane_s, *cost))
-    pricing = Pricing(cell, "/".join(cell), output, decode_s, decode_s, views, None, views, reloads)
+    pricing = Pricing(cell, "/".join(cell), output, decode_s, decode_s, views, None, views, beside, reloads)
     if reference >= 0:
         _hold_against(pricing, views[reference], caution)
     return pricing

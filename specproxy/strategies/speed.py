@@ -145,9 +145,10 @@ class SpeedModel:
             return Belief(0.0, 0.0)
         return arm.known.get(cell) or arm.belief(cell, 0.0)
 
-    def plain_decode_s(self, seen: Observation) -> float:
-        """Seconds that plain would have taken to decode the tokens of a request."""
-        level, _ = self.level.predict(_features(seen))
+    def plain_decode_s(self, seen: Observation, beside: float | None = None) -> float:
+        """Seconds that plain would have taken to decode the tokens of a request; beside so many others, if it
+        runs on another host than the request did."""
+        level, _ = self.level.predict(_features(seen, beside))
         belief = self.plain_belief(cell_of(seen.workload))
         return (seen.output_tokens - 1) * math.exp(level + belief.mean + belief.excess)
 
@@ -440,6 +441,7 @@ class SpeedModel:
             self.slots.clear()
 
 
-def _features(seen: Observation) -> Features:
-    """Regressors of the level for a finished request."""
-    return features(seen.prompt_tokens + 0.5 * seen.output_tokens, seen.concurrency)
+def _features(seen: Observation, concurrency: float | None = None) -> Features:
+    """Regressors of the level for a finished request, as it ran or with so many in flight."""
+    in_flight = seen.concurrency if concurrency is None else concurrency
+    return features(seen.prompt_tokens + 0.5 * seen.output_tokens, in_flight)

@@ -354,6 +354,24 @@ def test_a_key_that_no_header_can_carry_is_refused(
     assert "hush" not in str(raised.value)
 
 
+def test_servers_are_grouped_by_host(tmp_path: Path) -> None:
+    """What runs elsewhere is none of this machine's load; two ports of one host share it."""
+    urls = (
+        "http://127.0.0.1:9001",
+        "http://gpu.example:9001",
+        "http://GPU.example:9002",
+        "https://other.example",
+    )
+    found = tuple(Deployment(target="m", urls=(url,)) for url in urls)
+    fleet = Fleet(Settings(upstream=("http://ollama.example:11434",), deployments=found, state_dir=tmp_path))
+    assert set(fleet.hosts().values()) == {"ollama.example", "gpu.example", "other.example"}
+    assert [fleet.hosts().get(name) for name in ("gpu.example:9001", "GPU.example:9002", "127.0.0.1:9001")] == [
+        "gpu.example",
+        "gpu.example",
+        None,
+    ]
+
+
 async def test_deployments_alone_probe_no_usual_ports(tmp_path: Path) -> None:
     """What was named is what there is."""
     async with Speaker() as server:

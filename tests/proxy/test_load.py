@@ -7,6 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specproxy.proxy.load import Load
+from specproxy.records import Health, Lane, LaneStatus
+from tests.support.proxy import lane
+
+HERE, FAR, ALSO_FAR = lane("here"), lane("far"), lane("far2")
+HOSTS = {"far": "gpu", "far2": "gpu"}
 
 
 def test_one_alone() -> None:
@@ -50,3 +55,44 @@ def test_it_is_the_time_weighted_mean(spans: list[tuple[float, float]]) -> None:
     for i, (start, length) in enumerate(spans):
         overlap = sum(max(0.0, min(start + length, a + n) - max(start, a)) for a, n in spans)
         assert means[i] == pytest.approx(max(1.0, overlap / length), rel=1e-6)
+
+
+# --- several hosts -------------------------------------------------------------------------------
+
+
+def around(load: Load, *lanes: Lane) -> tuple[int, dict[str, int]]:
+    """What a request sees that may go to these lanes, itself included."""
+    here, elsewhere = load.around([LaneStatus(each, Health.READY) for each in lanes], coming=1)
+    return here, dict(elsewhere)
+
+
+def test_hosts_are_counted_apart() -> None:
+    """Two servers on one other host share it, and are none of this machine's load."""
+    load = Load(hosts=HOSTS)
+    stays = [load.enter(0.0, each) for each in (HERE, FAR, ALSO_FAR)]
+    assert load.in_flight == 3
+    assert around(load, HERE) == (2, {})
+    assert around(load, HERE, FAR, ALSO_FAR) == (2, {"far/plain": 3, "far2/plain": 3})
+    assert [load.leave(stay, 1.0) for stay in stays] == [1.0, 2.0, 2.0]
+    assert around(load, FAR) == (1, {"far/plain": 1})
+
+
+def test_one_that_moves_leaves_its_host() -> None:
+    """Its mean is that of the host where it ended, since it came there; on the same host it goes on."""
+    load = Load(hosts=HOSTS)
+    load.enter(0.0, HERE)
+    stay = load.enter(0.0, FAR)
+    assert load.move(stay, 1.0, ALSO_FAR) is stay
+    moved = load.move(stay, 2.0, HERE)
+    assert around(load, HERE, FAR) == (3, {"far/plain": 1})
+    assert load.leave(moved, 4.0) == 2.0
+    assert load.in_flight == 1
+
+
+def test_idle_is_idle_everywhere() -> None:
+    """Who waits for another host may need this machine in a moment."""
+    load = Load(hosts=HOSTS)
+    stay = load.enter(1.0, FAR)
+    assert load.idle_s(5.0) == 0.0
+    load.leave(stay, 6.0)
+    assert load.idle_s(9.0) == 3.0

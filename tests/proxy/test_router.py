@@ -302,6 +302,40 @@ def test_requests_in_flight_are_counted_by_lane_and_machine() -> None:
     assert {s.in_flight for s in setup.router.lanes()} == {0}
 
 
+def test_lanes_on_other_hosts_are_no_load_of_this_machine() -> None:
+    """Each request sees what is in flight where its lanes run, and its Observation what was beside it there."""
+    setup = Setup(backend("a", lane("a")), backend("b", lane("b", target="big", models=frozenset({"big"}))))
+    setup.router.set_backends(setup.router.backends, {"b": "gpu"})
+    far = dataclasses.replace(FACTS, model="big")
+    tickets = [setup.router.route(facts, pin=None, now=0.0) for facts in (far, far, FACTS)]
+    seen = [(s.in_flight, dict(s.elsewhere)) for s in setup.policy.situations]
+    assert seen == [(1, {"b/plain": 1}), (1, {"b/plain": 2}), (1, {})]
+    assert {s.lane.id: s.in_flight for s in setup.router.lanes()} == {"a/plain": 1, "b/plain": 2}
+    ended = [setup.router.finish(ticket, Outcome.COMPLETE, now=1.0) for ticket in tickets]
+    assert [each.concurrency for each in ended] == [2.0, 2.0, 1.0]
+
+
+def test_a_request_that_falls_back_to_another_host_is_its_load() -> None:
+    """It has left the host on which it failed."""
+    setup = Setup(backend("a", lane("a")), backend("b", lane("b", "mtp")), wanted="mtp")
+    setup.router.set_backends(setup.router.backends, {"b": "gpu"})
+    ticket = setup.router.route(FACTS, pin=None, now=0.0)
+    assert (setup.router.load.around(()).here, ticket.stay.host) == (0, "gpu")
+    assert setup.router.fall_back(ticket, "refused", now=1.0)
+    assert (setup.router.load.around(()).here, ticket.stay.host) == (1, "")
+    setup.router.finish(ticket, Outcome.COMPLETE, now=2.0)
+    assert setup.router.load.in_flight == 0
+
+
+def test_a_preview_counts_the_request_that_it_is_about() -> None:
+    """So that it says what a request would meet, beside those that are under way."""
+    setup = Setup(backend("a"))
+    setup.router.route(FACTS, pin=None, now=0.0)
+    setup.router.preview(FACTS)
+    setup.router.route(FACTS, pin=None, now=0.0)
+    assert [s.in_flight for s in setup.policy.situations] == [1, 2, 2]
+
+
 def test_concurrency_is_a_mean_over_time() -> None:
     """A neighbour on another lane for half of the time makes 1.5."""
     setup = Setup(backend("a"))
@@ -437,11 +471,11 @@ def test_a_failed_lane_falls_back_to_plain_once() -> None:
     setup = Setup(backend("a"), wanted="mtp")
     ticket = setup.router.route(FACTS, pin=None, now=0.0)
     assert ticket.plain is not None
-    assert setup.router.fall_back(ticket, "refused")
+    assert setup.router.fall_back(ticket, "refused", now=0.0)
     assert (ticket.lane.id, ticket.decision.rule) == ("a/plain", "fallback")
     assert "a/mtp failed (refused)" in ticket.decision.reason
     assert {s.lane.id: s.in_flight for s in setup.router.lanes()} == {"a/plain": 1, "a/ngram": 0, "a/mtp": 0}
-    assert not setup.router.fall_back(ticket, "again")
+    assert not setup.router.fall_back(ticket, "again", now=0.0)
     seen = setup.router.finish(ticket, Outcome.COMPLETE, now=1.0)
     assert (seen.lane, seen.strategy, seen.rule) == ("a/plain", "plain", "fallback")
     assert {s.in_flight for s in setup.router.lanes()} == {0}

@@ -269,6 +269,16 @@ async def test_a_foreign_page_is_refused(tmp_path: Path) -> None:
         assert "Origin" in json.loads(reply.content)["error"]["message"]
 
 
+async def test_the_router_knows_which_servers_are_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the start on, so that their requests are not counted as load of this machine."""
+    monkeypatch.setattr("specproxy.proxy.fleet.host_of", lambda url, _own: url and "gpu")
+    async with running(settings(tmp_path, f"http://127.0.0.1:{free_port()}")) as service:
+        assert set(service.router.load.hosts.values()) == {"gpu"}
+        assert {status.lane.backend for status in service.lanes()} == set(service.router.load.hosts)
+
+
 async def test_short_memory_is_told_to_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within half a minute, and again once it is over."""
     monkeypatch.setattr(module, "MEMORY_EVERY_S", 0.001)

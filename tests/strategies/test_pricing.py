@@ -129,6 +129,47 @@ def test_at_some_load_drafting_stops_paying() -> None:
         assert set(chosen) == {best}
 
 
+def test_each_lane_has_the_load_of_its_own_host() -> None:
+    """Neighbours on plain's machine don't slow a drafter on another one down, nor the other way round."""
+    busy = taught(loads=True)
+    alone, crowded = priced(busy), priced(busy, in_flight=4)
+    plain, mtp = both(priced(busy, in_flight=4, elsewhere={"mtp": 1}))
+    assert plain.decode_s == pytest.approx(both(crowded)[0].decode_s)
+    assert mtp.decode_s == pytest.approx(both(alone)[1].decode_s, rel=0.02)
+    assert mtp.ratio == pytest.approx(RATIO / LOADED, rel=0.1)
+    plain, mtp = both(priced(busy, in_flight=1, elsewhere={"mtp": 4}))
+    assert plain.decode_s == pytest.approx(both(alone)[0].decode_s)
+    assert mtp.decode_s == pytest.approx(both(crowded)[1].decode_s, rel=0.02)
+    far = priced(busy, in_flight=9, elsewhere={"plain": 4, "mtp": 4})
+    for found, known in zip(far.views, crowded.views, strict=True):
+        assert found.expected_s == pytest.approx(known.expected_s)
+        assert found.spread == pytest.approx(known.spread)
+
+
+def test_what_load_costs_is_unsure_where_it_was_never_seen() -> None:
+    """A lane on a busier host than plain's is looked at with as much more doubt."""
+    _, known = both(priced())
+    _, unsure = both(priced(elsewhere={"mtp": 4}))
+    assert unsure.sd > 2.0 * known.sd
+
+
+def test_the_ledger_asks_what_plain_would_have_taken_on_its_own_host() -> None:
+    """A lane on a crowded host loses to a plain that is alone on its own."""
+    learner, seen = taught(loads=True), observe(MTP, CODE, tpt=TPT, tokens=TOKENS, at=1200.0, request_id="r")
+    seen = replace(seen, prefill_s=0.0, concurrency=4.0)
+    losses = []
+    for elsewhere in ({"mtp": 4}, {"mtp": 4, "plain": 4}):
+        one = Learner()
+        one.load(learner.dump())
+        before = one.accounts()[0].plain_s
+        lanes, rng = ready("plain", "mtp"), np.random.default_rng(1)
+        asked = Situation(CODE, lanes, at=1200.0, in_flight=1, pin="mtp", request_id="r", elsewhere=elsewhere)
+        one.choose(asked, rng)
+        one.learn_one(seen)
+        losses.append(one.accounts()[0].plain_s - before)
+    assert losses[1] / losses[0] == pytest.approx(LOADED, rel=0.1)
+
+
 def test_the_more_is_known_the_less_is_feared() -> None:
     """What a lane may lose is looked at cautiously."""
     fresh = Learner()
