@@ -32,6 +32,7 @@ from specproxy.records import (
 )
 from specproxy.strategies.base import Policy
 from specproxy.strategies.learner import Learner
+from specproxy.strategies.recovery import Settled
 from specproxy.strategies.replay import ReplayResult
 
 __all__ = ["Run", "informed_path", "oracle_path", "play"]
@@ -43,13 +44,15 @@ PATIENCE, SWEEPS = 0.995, 1600  # what the next request counts; what lies beyond
 
 @dataclass
 class Run:
-    """What a policy did: expected seconds of every request, loads included, the lanes, and its events."""
+    """What a policy did: expected seconds of every request, loads included, the lanes, the changes that it
+    noticed, and when its choice had settled after one."""
 
     cost_s: Floats
     lanes: npt.NDArray[np.int64]
     rules: list[str] = field(default_factory=list)
     decide_s: list[float] = field(default_factory=list)
     events: list[tuple[int, str]] = field(default_factory=list)
+    settled: list[tuple[int, str]] = field(default_factory=list)
 
 
 def oracle_path(stream: Stream) -> Floats:
@@ -167,7 +170,9 @@ def _teach(
                     if stream.cost_s[i, lane] == math.inf:
                         continue
                     policy.learn_replay(table.status[lane].lane, seen, _replayed(widths, seen.output_tokens))
-            run.events.extend((i, event.sentence) for event in policy.take_events())
+            for event in policy.take_events():
+                kept = run.settled if isinstance(event, Settled) else run.events
+                kept.append((i, event.sentence))
 
     return teach
 

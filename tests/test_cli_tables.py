@@ -250,18 +250,20 @@ def test_the_gate_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 def test_status_tells_what_happened(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latest events that have a sentence, oldest first; drift by its sentence alone."""
+    """The latest events that have a sentence, oldest first; drift and its end by their sentence alone."""
     fell = "acceptance of draft on code fell from 0.74 to 0.31 within 6 requests, after 200 steady ones"
+    calm = "the choice of lanes settled 4 requests of code (50 s) after it was noticed that so"
     events = [
         {"at": 90.0 + n, "kind": kind, "subject": subject, "message": message}
         for n, (kind, subject, message) in enumerate(
             [("lane_dropped", "old", "long ago")]
             + [("lane_ready", "mtp", "")] * 7
             + [("lane_unhealthy", "mtp", f"failure {i}") for i in range(4)]
-            + [("drift", "fp/draft", fell)]
+            + [("drift", "fp/draft", fell), ("settled", "fp/draft", calm)]
         )
     ]
     lines = printed(capsys, monkeypatch, 200, status() | {"events": events}).splitlines()
-    assert lines[-1].endswith(f": {fell}")
-    assert lines[-2].endswith(" lane_unhealthy mtp: failure 3")
+    assert lines[-1].endswith(f": {calm}")
+    assert lines[-2].endswith(f": {fell}")
+    assert lines[-3].endswith(" lane_unhealthy mtp: failure 3")
     assert not any("long ago" in line or "lane_ready" in line for line in lines)

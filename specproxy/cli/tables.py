@@ -77,7 +77,7 @@ def _told(data: Row) -> list[str]:
     lines = []
     for event in sorted(told, key=lambda event: event["at"])[-EVENTS:]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(event["at"]))
-        about = "" if event["kind"] == "drift" else f" {event['kind']} {event['subject']}".rstrip()
+        about = "" if event["kind"] in ("drift", "settled") else f" {event['kind']} {event['subject']}".rstrip()
         lines.append(f"{at}{about}: {event['message']}")
     return lines
 

@@ -24,6 +24,7 @@ from specproxy.store import Entry, Event, Store, StoreWriter
 from specproxy.strategies.base import Policy
 from specproxy.strategies.changes import Change
 from specproxy.strategies.drift import DriftEvent
+from specproxy.strategies.recovery import Settled
 from specproxy.strategies.replay import ReplayResult
 
 __all__ = ["HeldPolicy", "Recorder"]
@@ -82,7 +83,7 @@ class Recorder:
         policy: Policy,
         board: Board,
         *,
-        take_changes: Callable[[], Sequence[DriftEvent | Change]] = tuple,
+        take_changes: Callable[[], Sequence[DriftEvent | Change | Settled]] = tuple,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.events: deque[Event] = deque(maxlen=EVENTS_SHOWN)
@@ -105,6 +106,10 @@ class Recorder:
         self._board.observe(seen, decision)
         self._last = seen.request_id
         for change in self._take_changes():
+            if isinstance(change, Settled):  # of choices that were made here, whosever request came in between
+                log.info("settled", lane=change.label, noticed=change.sentence)
+                self.event("settled", change.sentence, change.arm)
+                continue
             log.warning("drift", lane=change.label, noticed=change.sentence)
             event = Event(self._wall(), "drift", change.sentence, change.arm)
             self.events.append(event)

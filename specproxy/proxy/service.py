@@ -351,6 +351,9 @@ class Service:
             "learning_curve": self.policy.curves(),
             "gate": [account._asdict() for account in self.policy.accounts()],
             "replay": self._replays.json(),
+            "recoveries": {
+                name: [each._asdict() for each in rows] for name, rows in self.policy.recoveries().items()
+            },
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
             "restart_needed": list(self._waiting),
         }

@@ -28,12 +28,14 @@ _LASTING = 10  # requests in a row
 
 
 class Change(NamedTuple):
-    """A change that was noticed: when, the statistics it concerns, the lane's name, and a sentence."""
+    """A change that was noticed: when, the statistics it concerns, the lane's name, a sentence, and the kind of
+    text on which it showed (empty: on all)."""
 
     at: float
     arm: str
     label: str
     sentence: str
+    kind: str = ""
 
 
 class Suspicion(NamedTuple):
@@ -119,7 +121,7 @@ class ChangeWatch:
         verb = "rose" if after > before else "fell"
         did = f"time per token of {seen.lane} on {kind} {verb} from {before:.2f} to {after:.2f} of plain's"
         why = f"while plain takes what it took; {test.n} requests since confirm it"
-        return Change(seen.at, arm, seen.lane, f"{did}, {why}")
+        return Change(seen.at, arm, seen.lane, f"{did}, {why}", kind)
 
     def hear_level(
         self, seen: Observation, plain: str, level: float, measured: float | None, variance: float

@@ -34,6 +34,7 @@ from specproxy.strategies.drift import DriftEvent, DriftMonitor
 from specproxy.strategies.explain import Candidates, reason
 from specproxy.strategies.gate import Account
 from specproxy.strategies.pricing import Pricing, View, price
+from specproxy.strategies.recovery import Recovery, Settled, excess
 from specproxy.strategies.replay import ReplayResult
 from specproxy.strategies.residency import foresee, note_lanes, plan_load
 from specproxy.strategies.rules import apply_rules, available
@@ -41,7 +42,7 @@ from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.speed import arm_key, cell_of
 from specproxy.strategies.switching import Dwell
 from specproxy.strategies.target import ANY, TargetModel
-from specproxy.strategies.thompson import choice_probabilities, worth_exploring
+from specproxy.strategies.thompson import choice_probabilities, drawn, worth_exploring
 
 __all__ = ["Learner", "LearnerSettings"]
 
@@ -49,6 +50,7 @@ _FORMAT = "specproxy-learner"
 _VERSION = 5
 _MOST_PENDING = 4096
 _LEAST_REMAINING = 4.0  # requests still to come of a workload; of one that came more often, as many again
+_CHOSEN = frozenset({"plain_first", "explore", "exploit", "gate", "disabled", "reload"})  # no rule before it
 _expected = attrgetter("expected")
 
 
@@ -96,7 +98,7 @@ class Learner:
         self._targets: dict[str, TargetModel] = {}
         self._pending: dict[str, _Pending] = {}
         self._dwells: dict[str, Dwell] = {}
-        self._events: deque[DriftEvent | Change] = deque(maxlen=100)
+        self._events: deque[DriftEvent | Change | Settled] = deque(maxlen=100)
 
     # --- choosing --------------------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Learner:
         kept = [v for v in admitted if v is leader or worth_exploring(v, leader, remaining)]
         for view, chance in zip(kept, choice_probabilities(kept), strict=True):
             view.chance = chance
-        chosen = _drawn(kept, draw)
+        chosen = drawn(kept, draw)
         rule, why = reason(pricing, chosen, leader)
         return _Choice(chosen, rule, why, chosen.chance)
 
@@ -280,8 +282,8 @@ class Learner:
         for model in self._targets.values():
             model.speed.discount(fingerprint, factor, kind)
 
-    def take_events(self) -> list[DriftEvent | Change]:
-        """Changes noticed since the last call, oldest first."""
+    def take_events(self) -> list[DriftEvent | Change | Settled]:
+        """Changes noticed since the last call, and choices that have settled after one, oldest first."""
         events = list(self._events)
         self._events.clear()
         return events
@@ -298,6 +300,10 @@ class Learner:
             for name, model in self._targets.items()
             for key, a in model.ledgers.items()
         ]
+
+    def recoveries(self) -> dict[str, list[Recovery]]:
+        """By target: the latest changes, oldest first, and how long it took until the choice had settled."""
+        return {name: model.recoveries.rows() for name, model in self._targets.items()}
 
     def set_facts(self, lane_id: str, facts: LaneFacts) -> None:
         """Tell what is known about a lane beforehand; counts for cells that were not seen yet."""
@@ -319,7 +325,7 @@ class Learner:
         """Pass time and acceptance to the drift monitor; an alarm makes the lane start over."""
         arm = arm_key(seen.fingerprint, seen.strategy)
         if (change := model.speed.changes.hear_lane(seen, arm, log_ratio, variance)) is not None:
-            self._events.append(change)
+            self._notice(model, change)
         kind, label = seen.workload.kind, seen.lane
         tokens = float(seen.output_tokens)
         found = self.drift.learn_one(arm, kind, "time", log_ratio, tokens, seen.at, label)
@@ -328,7 +334,7 @@ class Learner:
             drafted = float(seen.draft_tokens)
             found = self.drift.learn_one(arm, kind, "acceptance", acceptance, drafted, seen.at, label)
         if found is not None:
-            self._events.append(found)
+            self._notice(model, found)
             model.speed.start_over(arm, None if found.whole_lane else found.kind, found.n)
 
     def _watch_plain(self, model: TargetModel, seen: Observation, variance: float) -> None:
@@ -338,7 +344,11 @@ class Learner:
             measured = level + math.log(seen.decode_s / speed.plain_decode_s(seen))
         change = speed.changes.hear_level(seen, speed.plain, level, measured, variance)
         if change is not None:
-            self._events.append(change)
+            self._notice(model, change)
+
+    def _notice(self, model: TargetModel, change: DriftEvent | Change) -> None:
+        self._events.append(change)
+        model.recoveries.begin(change)
 
     def _book(self, model: TargetModel, seen: Observation, pending: _Pending | None, *, outlier: bool) -> None:
         """Enter into the ledger what a request lost against plain."""
@@ -412,6 +422,9 @@ class Learner:
         view = pricing.of(lane)
         model = self.model(lane.target)
         model.traffic.note(workload)
+        if model.recoveries.under_way and decision.rule in _CHOSEN:
+            cost = excess(pricing.views)
+            self._events.extend(model.recoveries.note(situation.workload.kind, cost, situation.at))
         if lane.control is Control.RELOAD:
             if view.load_s:
                 self._dwells[lane.backend] = Dwell(situation.at)
@@ -440,12 +453,3 @@ class Learner:
         ledger = self.model(pending.target).ledgers.get(pending.workload)
         if ledger is not None:
             ledger.drop(pending.cautious_s, pending.plain_s)
-
-
-def _drawn(views: Sequence[View], draw: float) -> View:
-    """The view that a uniform draw in [0, 1) falls on."""
-    for view in views:
-        if draw < view.chance:
-            return view
-        draw -= view.chance
-    return max(views, key=lambda v: v.chance)

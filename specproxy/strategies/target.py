@@ -14,6 +14,7 @@ from specproxy.strategies.curve import Curve
 from specproxy.strategies.gate import Ledger
 from specproxy.strategies.lengths import Lengths
 from specproxy.strategies.prefill import Prefill
+from specproxy.strategies.recovery import Recoveries
 from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.speed import SpeedModel
 from specproxy.strategies.switching import Traffic
@@ -39,7 +40,8 @@ class TargetModel:
     `tested` maps (workload, arm) to the arm's last run on it. `pool` is the account
     of all workloads together, which pays for loads. `movable` are the lanes of each backend under reload
     control that the last decision saw, `fixed` the others; `worth` is what `switching.future_costs` found for
-    the former. `fits` say by arm and source how far approximate replays are to be believed.
+    the former. `fits` say by arm and source how far approximate replays are to be believed. `recoveries` are of
+    the choices made here, and no part of the state that is kept.
     """
 
     speed: SpeedModel
@@ -54,6 +56,7 @@ class TargetModel:
     fixed: tuple[Lane, ...] = ()
     worth: dict[str, float] = field(default_factory=dict)
     fits: dict[tuple[str, str], Calibration] = field(default_factory=dict)
+    recoveries: Recoveries = field(default_factory=Recoveries)
 
     def note_run(self, workload: str, arm: str, plain_s: float, *, lost: bool) -> None:
         """An arm ran on a workload whose ledger stands at `plain_s`, and was slower than plain or not."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-__all__ = ["Offer", "choice_probabilities", "raised", "worth_exploring"]
+__all__ = ["Offer", "choice_probabilities", "drawn", "raised", "worth_exploring"]
 
 _MOST_VARIANCE = (
     0.25  # of a logarithm: beyond it a log-normal mean says more about the tail than about the lane
@@ -60,6 +60,23 @@ def choice_probabilities(offers: Sequence[Offer]) -> list[float]:
         best = min(range(n), key=lambda i: offers[i].central)
         return [1.0 if i == best else 0.0 for i in range(n)]
     return [p / whole for p in found]
+
+
+class _HasChance(Protocol):
+    @property
+    def chance(self) -> float: ...
+
+
+T = TypeVar("T", bound=_HasChance)
+
+
+def drawn(offers: Sequence[T], draw: float) -> T:
+    """The offer that a uniform draw in [0, 1) falls on."""
+    for offer in offers:
+        if draw < offer.chance:
+            return offer
+        draw -= offer.chance
+    return max(offers, key=lambda offer: offer.chance)
 
 
 def worth_exploring(offered: Offer, best: Offer, remaining: float) -> bool:

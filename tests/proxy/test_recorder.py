@@ -14,6 +14,7 @@ from specproxy.proxy.recorder import Recorder
 from specproxy.records import Decision, Observation, Situation
 from specproxy.store import SqliteStore, StoreWriter
 from specproxy.strategies.drift import DriftEvent
+from specproxy.strategies.recovery import Settled
 from tests.proxy.samples import NGRAM, PLAIN, decision, observation
 
 
@@ -179,4 +180,21 @@ async def test_what_the_policy_notices_is_logged_and_kept(tmp_path: Path) -> Non
         recorder(observation(), None)
     assert [line["noticed"] for line in logs if line["event"] == "drift"] == [drift.sentence]
     assert [(e.kind, e.message, e.subject) for e in recorder.events] == [("drift", drift.sentence, "fp/ngram")]
+    await writer.aclose()
+
+
+async def test_that_the_choice_has_settled_is_an_event_of_its_own(tmp_path: Path) -> None:
+    """No warning; kept even where the request in between was another proxy's, for the choice was made here."""
+    settled = Settled(9.0, "fp/ngram", "ngram", "the choice of lanes settled")
+    noticed = [[settled]]
+    writer = StoreWriter(SqliteStore(tmp_path / "state.db"))
+    recorder = Recorder(
+        writer, CountingPolicy(), Board(), take_changes=lambda: noticed.pop(0), wall=lambda: 9.0
+    )
+    with capture_logs() as logs:
+        recorder._count(observation(), None, ours=False)
+    assert [(line["log_level"], line["noticed"]) for line in logs] == [("info", settled.sentence)]
+    kept = await writer.run(lambda store: store.events(5))
+    told = [(e.at, e.kind, e.message, e.subject) for e in kept]
+    assert told == [(9.0, "settled", settled.sentence, "fp/ngram")]
     await writer.aclose()

@@ -21,6 +21,7 @@ from specproxy.proxy import sidecar
 from specproxy.proxy.service import STATE_FILE, Service
 from specproxy.records import Health, LaneStatus
 from specproxy.strategies.cost import LaneFacts
+from specproxy.strategies.drift import DriftEvent
 from tests.proxy import samples
 from tests.support.client import RawClient, RawReply
 from tests.support.ports import free_port
@@ -91,6 +92,7 @@ async def test_sidecar_relays_counts_and_tells(tmp_path: Path) -> None:
         assert (account["workload"], account["lost_s"]) == (workload["workload"], 0.0)
         assert account["allowed_s"] == pytest.approx((1.0 + 0.02 * 2) * account["plain_s"])
         assert list(data["learning_curve"].values()) == [[[1, 0.0]]]
+        assert list(data["recoveries"].values()) == [[]]
         assert data["requests"] == {"total": 1, "outcomes": {"complete": 1}, "in_flight": 0}
         recent = json.loads((await ask(service, "GET", "/specproxy/api/recent")).content)["recent"]
         assert [(r["outcome"], r["output_tokens"]) for r in recent] == [("complete", 4)]
@@ -277,6 +279,26 @@ async def test_the_router_knows_which_servers_are_elsewhere(
     async with running(settings(tmp_path, f"http://127.0.0.1:{free_port()}")) as service:
         assert set(service.router.load.hosts.values()) == {"gpu"}
         assert {status.lane.backend for status in service.lanes()} == set(service.router.load.hosts)
+
+
+async def test_status_tells_how_long_a_change_was_felt(tmp_path: Path) -> None:
+    """Of each change: since when, on what lane, and how long it took until the choice had settled again."""
+    fell = DriftEvent(5.0, 4.0, "fp/ngram", "ngram", "code", "acceptance", 0.74, 0.31, 6, 200, False)
+    async with running(settings(tmp_path, f"http://127.0.0.1:{free_port()}")) as service:
+        service.policy.model("m").recoveries.begin(fell)
+        service.policy.model("m").recoveries.note("code", 0.5, 8.0)
+        assert (await status_of(service))["recoveries"] == {
+            "m": [
+                {
+                    "at": 5.0,
+                    "lane": "ngram",
+                    "change": fell.sentence,
+                    "requests": 1,
+                    "seconds": 3.0,
+                    "settled": False,
+                }
+            ]
+        }
 
 
 async def test_short_memory_is_told_to_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

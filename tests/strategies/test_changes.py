@@ -10,6 +10,7 @@ import pytest
 from specproxy.records import Situation, TempBucket, Workload
 from specproxy.strategies.changes import ChangeWatch, Suspicion
 from specproxy.strategies.learner import Learner
+from specproxy.strategies.recovery import Settled
 from tests.strategies.world import lane, observe, ready
 
 CODE = Workload("code", TempBucket.COOL)
@@ -27,7 +28,8 @@ def told(
         tpt = 0.02 * machine * (ratio if decision.lane.id == "mtp" else 1.0)
         tpt *= float(np.exp(0.06 * rng.standard_normal())) * (1.6 if rng.random() < 0.01 else 1.0)
         learner.learn_one(observe(decision, CODE, tpt=tpt, at=4.0 * t + 3.0, request_id=str(t)))
-        found += [f"{t} {event.sentence}" for event in learner.take_events()]
+        changes = [event for event in learner.take_events() if not isinstance(event, Settled)]
+        found += [f"{t} {event.sentence}" for event in changes]
     return found
 
 
