@@ -69,6 +69,14 @@ verification, llama.cpp's default, accepts a guess only if sampling happens to d
 STRANGER = 0.7
 """Share of its acceptance that a draft of another family keeps: our guess, to be overruled by measurement."""
 
+LAUNCH_S = 0.0005
+"""Seconds that a guess of a model or head takes beside reading its weights: a pass of its own has to be
+launched, and its row fetched and sampled. A cautious share of what was seen: on an A100 a draft of 160M
+parameters, a fortieth of its target, took 1.5 ms a guess (llama.cpp issue 3649), where its size would explain
+0.3 ms. Beside a token of 33 ms that is nothing; beside one of 5 ms, three guesses cost a third of a token. It
+is the part of "don't on a fast mixture of experts (100 tokens/s and more)" that experts don't explain. Counts
+once plain's speed is known, and as long as neither steps nor guesses were measured."""
+
 PRESSED = 1.3
 """What a lane takes whose memory is short, in its usual time: our guess, to be overruled by measurement."""
 
@@ -146,15 +154,16 @@ def step_cost(facts: LaneFacts, width: int) -> float:
     return max(dense, 1.0 - facts.expert_share + facts.expert_share * spread)
 
 
-def draft_cost(facts: LaneFacts, drafter: str) -> float:
-    """d: what one guessed token costs, in plain steps."""
+def draft_cost(facts: LaneFacts, drafter: str, plain_s: float = math.inf) -> float:
+    """d: what one guessed token costs, in plain steps of so many seconds."""
     if facts.draft_cost is not None:
         return facts.draft_cost
     if drafter == "ngram":
         return 0.002
+    launch = LAUNCH_S / plain_s
     if drafter == "mtp":
-        return 1.2 * facts.mtp_layers / facts.layers if facts.mtp_layers and facts.layers else 0.06
-    return 1.1 * facts.size_ratio if facts.size_ratio is not None else 0.1
+        return launch + (1.2 * facts.mtp_layers / facts.layers if facts.mtp_layers and facts.layers else 0.06)
+    return launch + (1.1 * facts.size_ratio if facts.size_ratio is not None else 0.1)
 
 
 def tokens_per_step(acceptance: Sequence[float]) -> float:
@@ -183,8 +192,12 @@ def replayed_ratio(facts: LaneFacts | None, result: ReplayResult) -> tuple[float
     return math.log((plain + verify) / max(result.tokens, 1)), verify / (plain + verify)
 
 
-def prior_ratio(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str) -> float:
+def prior_ratio(
+    strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str, plain_s: float = math.inf
+) -> float:
     """Expected time per token relative to plain, from facts and rules of thumb; 1 for plain.
+
+    `plain_s` is what a token takes on plain; infinite, so that nothing follows from it, while that is unknown.
 
     Acceptance falls with the position in the draft, by a tenth each (one published MTP head: .92/.68/.38;
     drafts fall less). By the rule of thumb drafting loses below 60% of guesses accepted (a user of ik_llama.cpp
@@ -195,14 +208,16 @@ def prior_ratio(strategy: Strategy, facts: LaneFacts | None, kind: str, temperat
     facts = facts or LaneFacts()
     if strategy.is_plain:
         return 1.0
-    ratios = [_drafter_ratio(_family(d), strategy.n_max or facts.n_max, facts, kind, temperature)
+    ratios = [_drafter_ratio(_family(d), strategy.n_max or facts.n_max, facts, kind, temperature, plain_s)
               for d in strategy.drafters]  # fmt: skip
     return min(ratios) * (PRESSED if facts.memory_pressure else 1.0)
 
 
-def log_prior(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str) -> float:
+def log_prior(
+    strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str, plain_s: float = math.inf
+) -> float:
     """ln of `prior_ratio`, drawn halfway to 0 (no effect), since it is a rule of thumb."""
-    return 0.5 * math.log(prior_ratio(strategy, facts, kind, temperature))
+    return 0.5 * math.log(prior_ratio(strategy, facts, kind, temperature, plain_s))
 
 
 def drafted_tokens(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str) -> float | None:
@@ -224,10 +239,13 @@ def _family(drafter: str) -> str:
     return "mtp" if drafter in ("mtp", "eagle3", "dflash", "dspark") else "draft"
 
 
-def _drafter_ratio(family: str, n_max: int | None, facts: LaneFacts, kind: str, temperature: str) -> float:
+def _drafter_ratio(
+    family: str, n_max: int | None, facts: LaneFacts, kind: str, temperature: str, plain_s: float
+) -> float:
     acceptance = _acceptance(family, n_max, facts, kind, temperature)
     hits = NGRAM_HITS.get(kind, 0.1) if family == "ngram" else 1.0
-    return ratio_of(acceptance, step_cost(facts, len(acceptance) + 1), draft_cost(facts, family), hits)
+    guess = draft_cost(facts, family, plain_s)
+    return ratio_of(acceptance, step_cost(facts, len(acceptance) + 1), guess, hits)
 
 
 def _acceptance(family: str, n_max: int | None, facts: LaneFacts, kind: str, temperature: str) -> list[float]:

@@ -26,6 +26,7 @@ __all__ = ["DraftPriors"]
 _Key = tuple[str, str, int | None, Cell]
 
 _BY_STEPS = 0.9  # how far measured steps outweigh rules of thumb: acceptance is one itself
+_FASTER = 0.2  # change of ln(seconds a token on plain) that is worth it
 _NEWS = 0.05  # change of a logarithm that is worth working out priors anew
 _PSEUDO = 1.0  # requests' worth of belief that a kind is as the cost model says
 _TOKENS = 20.0  # drafted tokens at which a request's acceptance counts for half
@@ -43,18 +44,20 @@ class _Rule:
     length: int
 
     @classmethod
-    def of(cls, strategy: Strategy, facts: LaneFacts | None, cell: Cell) -> _Rule:
+    def of(cls, strategy: Strategy, facts: LaneFacts | None, cell: Cell, plain_s: float = math.inf) -> _Rule:
         length = strategy.n_max or (facts.n_max if facts is not None else None) or 3
         tokens = drafted_tokens(strategy, facts, *cell)
         expected = None if tokens is None else (tokens - 1.0) / length
-        return cls(log_prior(strategy, facts, *cell), expected, length)
+        return cls(log_prior(strategy, facts, *cell, plain_s), expected, length)
 
 
 @dataclass(slots=True)
 class DraftPriors:
-    """Priors of the log ratio by lane and cell. `facts` maps lane ids to what is known about them."""
+    """Priors of the log ratio by lane and cell. `facts` maps lane ids to what is known about them, `plain_s` is
+    what a token takes on plain, infinite before it was measured."""
 
     facts: Mapping[str, LaneFacts]
+    plain_s: float = math.inf
     _steps: dict[str, tuple[float, float]] = field(default_factory=dict)  # by lane: ln of a step, how sure
     _texts: dict[str, list[float]] = field(default_factory=dict)  # by kind: weight, mean shift, what was told
     _rules: dict[_Key, _Rule] = field(default_factory=dict, repr=False)
@@ -67,7 +70,7 @@ class DraftPriors:
         if found is None:
             rule = self._rules.get(key)
             if rule is None:
-                rule = self._rules[key] = _Rule.of(strategy, self.facts.get(lane), cell)
+                rule = self._rules[key] = _Rule.of(strategy, self.facts.get(lane), cell, self.plain_s)
             found = self._known[key] = self._prior(lane, rule, cell[0])
         return found
 
@@ -77,6 +80,15 @@ class DraftPriors:
             self._steps.pop(lane, None)
         self._rules.clear()
         self._known.clear()
+
+    def learn_plain(self, per_token: float) -> bool:
+        """What a token takes on plain, ln of seconds; returns whether priors have changed."""
+        if abs(per_token - math.log(self.plain_s)) < _FASTER:
+            return False
+        self.plain_s = math.exp(per_token)
+        self._rules.clear()
+        self._known.clear()
+        return True
 
     def learn_step(self, lane: str, step: Belief, before: float) -> bool:
         """What a lane's steps take, ln in plain steps; `before` is the variance before anything was measured.
@@ -109,7 +121,9 @@ class DraftPriors:
 
     def dump(self) -> dict[str, Any]:
         """State as JSON-serialisable data."""
-        return {"steps": {k: list(v) for k, v in self._steps.items()}, "texts": dict(self._texts)}
+        plain = None if math.isinf(self.plain_s) else math.log(self.plain_s)
+        steps = {k: list(v) for k, v in self._steps.items()}
+        return {"steps": steps, "texts": dict(self._texts), "plain": plain}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `dump` gave."""
@@ -120,6 +134,9 @@ class DraftPriors:
             str(k): [amount(n), logarithm(mean), logarithm(told)]
             for k, (n, mean, told) in state["texts"].items()
         }
+        plain = state.get("plain")
+        self.plain_s = math.inf if plain is None else math.exp(logarithm(plain))
+        self._rules.clear()
         self._known.clear()
 
     def _prior(self, lane: str, rule: _Rule, kind: str) -> float:

@@ -227,6 +227,8 @@ class SpeedModel:
         arm.last_at = max(arm.last_at, seen.at)
         if key in self.steps:
             self._tell(seen, key)
+        if key == self.plain and self.priors.learn_plain(self.level.mean[0]):
+            self._rebase()
         self.recent.setdefault(key, deque(maxlen=_RECENT)).append(entry)
         return Sample(None if jumped else y, noise + level_var, outlier and not jumped)
 
@@ -375,8 +377,11 @@ class SpeedModel:
         changed = self.priors.learn_step(seen.lane, step, _STEP_VARIANCE)
         if acceptance is not None:
             changed |= self.priors.learn_text(seen.lane, strategy, cell, acceptance, seen.draft_tokens)
-        if not changed:
-            return
+        if changed:
+            self._rebase()
+
+    def _rebase(self) -> None:
+        """Priors have changed: also for what has evidence."""
         for slot in self.slots.values():
             lane = slot.lane
             slot.arm.rebase(lambda c, lane=lane: self.priors.prior(lane.id, lane.strategy, c))  # type: ignore[misc]  # bound now

@@ -57,7 +57,7 @@ def test_a_loser_is_tested_ever_more_rarely(ratio: float) -> None:
     assert tests
     assert lost <= 0.0075 * 1500
     gaps = np.diff([0, *(t for t in tests if found[t].lane.id == "mtp"), 1500])
-    assert gaps[-2:].max() > 2 * gaps[1]
+    assert gaps[-2:].max() > 2 * gaps[0]
 
 
 def test_tests_are_made_on_requests_that_are_not_long() -> None:

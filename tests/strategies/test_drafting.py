@@ -61,6 +61,36 @@ def test_a_text_that_is_hard_to_guess_is_so_for_all_drafters() -> None:
     assert not priors.learn_text("ngram", NGRAM, CODE, 0.9, 120), "what n-grams find is another matter"
 
 
+def test_what_plain_takes_is_part_of_the_rules() -> None:
+    """On a fast target guesses weigh more; a tenth more or less is no news, and n-grams don't care."""
+    priors = DraftPriors({})
+    slow = [priors.prior("lane", strategy, CODE) for strategy in (MTP, NGRAM)]
+    assert priors.learn_plain(math.log(1 / 200))
+    fast = [priors.prior("lane", strategy, CODE) for strategy in (MTP, NGRAM)]
+    assert fast == [pytest.approx(log_prior(MTP, None, *CODE, 1 / 200)), slow[1]]
+    assert fast[0] > slow[0] + 0.05
+    assert not priors.learn_plain(math.log(1.1 / 200))
+    assert priors.learn_plain(math.log(1 / 30))
+    assert slow[0] < priors.prior("lane", MTP, CODE) < slow[0] + 0.02
+
+
+def test_plains_measured_speed_reaches_the_priors() -> None:
+    """With the first request on plain; what follows from it is known again after a restart."""
+    lanes = ready("plain", "mtp:3")
+    for tpt, more in ((1 / 200, 0.08), (1 / 2000, 0.50), (1 / 20, 0.01)):
+        learner = Learner()
+        situation = Situation(Workload("code", TempBucket.COOL), lanes, at=9.0)
+        before = learner.decide(situation, 0.5)[0].candidates[1].prior
+        learner.learn_one(observe(lanes[0].lane, RECORD, tpt=tpt))
+        after = learner.decide(situation, 0.5)[0].candidates[1].prior
+        assert before is not None
+        assert after is not None
+        assert math.log(after / before) == pytest.approx(more, abs=0.01)
+        again = Learner()
+        again.load(json.loads(json.dumps(learner.dump())))
+        assert again.decide(situation, 0.5)[0].candidates[1].prior == pytest.approx(after)
+
+
 def test_another_build_starts_from_the_rules_again() -> None:
     """Forgetting a lane drops its steps, not what is known of texts."""
     priors = DraftPriors({"lane": LaneFacts()})
@@ -74,10 +104,12 @@ def test_state() -> None:
     priors, other = DraftPriors({}), DraftPriors({})
     priors.learn_step("lane", Belief(1.2, 0.01), 0.25)
     priors.learn_text("lane", MTP, CODE, 0.3, 100)
+    priors.learn_plain(math.log(1 / 150))
     other.restore(json.loads(json.dumps(priors.dump())))
     assert [other.prior("lane", MTP, c) for c in (CODE, POEM)] == [
         priors.prior("lane", MTP, c) for c in (CODE, POEM)
     ]
+    assert other.plain_s == pytest.approx(1 / 150)
 
 
 def taught(lanes: tuple[LaneStatus, ...], mtp: int = 0) -> Learner:
