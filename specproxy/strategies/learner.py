@@ -57,7 +57,8 @@ _expected = attrgetter("expected")
 class _Pending(NamedTuple):
     """A request in flight: what it was expected to cost, to be corrected when it reports.
 
-    `beside` counts the requests on plain's host, where that is not what the lane's host has to do.
+    `beside` counts the requests on plain's host, where that is not what the lane's host has to do. `checks`
+    says that it measures plain.
     """
 
     target: str
@@ -68,6 +69,7 @@ class _Pending(NamedTuple):
     plain_fixed_s: float
     prefix_hits: int
     beside: int | None
+    checks: bool
 
 
 class _Choice(NamedTuple):
@@ -216,10 +218,16 @@ class Learner:
         return _Choice(load.view, "reload", f"{gain} by {load.view.name} on this and coming requests")
 
     def _needs_plain(self, model: TargetModel, plain: View) -> bool:
-        """Whether plain has to be measured before anything else; not where that takes a load."""
+        """Whether plain has to be measured before anything else; not where that takes a load.
+
+        After a change no more than it takes: requests that are on their way to measure it count.
+        """
         if plain.load_s:
             return False
-        return model.speed.plain_checks > 0 or plain.slot.arm.evidence < 0.9 * self.settings.plain_first
+        if plain.slot.arm.evidence < 0.9 * self.settings.plain_first:
+            return True
+        checks, target = model.speed.plain_checks, plain.status.lane.target
+        return checks > 0 and checks > sum([p.checks for p in self._pending.values() if p.target == target])
 
     # --- learning --------------------------------------------------------------------------------
 
@@ -439,6 +447,7 @@ class Learner:
         self._pending[situation.request_id] = _Pending(
             lane.target, workload, lane.id, loss_s, plain_s, fixed_s, hits,
             beside=None if there == pricing.beside else pricing.beside,
+            checks=decision.rule == "plain_first",
         )  # fmt: skip
         if len(self._pending) > _MOST_PENDING:
             self._forget(self._pending.pop(next(iter(self._pending))))

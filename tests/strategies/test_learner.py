@@ -91,6 +91,24 @@ def test_load_gives_the_same_decisions() -> None:
     )
 
 
+def test_after_a_change_plain_is_measured_as_often_as_it_takes_and_no_more() -> None:
+    """Of many requests at once two do, and one more where one of them failed; the rest go where they would."""
+    learner, rng, lanes = Learner(), np.random.default_rng(1), ready("plain", "mtp:3")
+    for i in range(60):
+        which = lanes[i % 2].lane
+        learner.learn_one(observe(which, CODE, tpt=0.02 if i % 2 == 0 else 0.01, at=5.0 * i))
+    learner.model("t").speed.plain_checks = 2
+
+    def crowd(name: str) -> list[str]:
+        ids = [f"{name}{i}" for i in range(6)]
+        asked = [Situation(CODE, lanes, at=400.0, in_flight=6, request_id=each) for each in ids]
+        return [learner.choose(each, rng).rule for each in asked]
+
+    assert crowd("a") == ["plain_first"] * 2 + ["exploit"] * 4
+    learner.learn_one(replace(observe(lanes[0].lane, CODE, at=401.0, request_id="a0"), outcome=Outcome.ERROR))
+    assert crowd("b") == ["plain_first"] + ["exploit"] * 5
+
+
 @pytest.mark.parametrize("state", [{}, {"format": "x"}, {"format": "specproxy-learner", "version": 99}])
 def test_foreign_or_newer_state_is_refused(state: dict[str, object]) -> None:
     """The caller gets a ValueError, and the learner stays usable."""
