@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from specproxy.records import Control
 from specproxy.strategies.gate import Ledger
-from specproxy.strategies.pricing import Pricing, View
+from specproxy.strategies.pricing import LOSES, Pricing, View
 from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.target import NEVER, TargetModel
 
@@ -84,7 +84,7 @@ def _check(view: View, autos: Sequence[View], settings: LearnerSettings, room: f
         and belief.n + belief.replayed >= 1.0
         and math.log(view.ratio) > settings.proven * view.sd
     ):
-        return "disabled: it loses to plain on this workload"
+        return LOSES
     if autos and view not in autos and _left_to_auto(view, autos, settings):
         return "left to the engine's own choice (auto)"
     if view.loss_s > room and not (room < 0.0 and view.loss_s * _PAY_BACK <= room):

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, overload
 
 from specproxy.records import Candidate, Decision
-from specproxy.strategies.pricing import Pricing, View
+from specproxy.strategies.pricing import LOSES, Pricing, View
 
 __all__ = ["Candidates", "claim", "explained", "reason"]
 
@@ -86,7 +86,7 @@ def reason(pricing: Pricing, chosen: View, leader: View) -> tuple[str, str]:
         best = min(pricing.views, key=attrgetter("expected"))
         if best is not chosen:
             return "gate", f"{best.name} may be faster, but: {best.note}"
-        if all(not v.allowed for v in pricing.views if v is not chosen):
+        if all(v.note == LOSES for v in pricing.views if v is not chosen):
             return "disabled", "every other lane loses to plain on this workload"
     if chosen.is_plain:
         return "exploit", claim(chosen)

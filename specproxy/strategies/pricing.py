@@ -19,7 +19,10 @@ from specproxy.strategies.speed import Slot, SpeedModel, cell_of
 from specproxy.strategies.target import TargetModel
 from specproxy.strategies.thompson import raised
 
-__all__ = ["Pricing", "View", "price", "token_ratio"]
+__all__ = ["LOSES", "Pricing", "View", "price", "token_ratio"]
+
+LOSES = "disabled: it loses to plain on this workload"
+"""Note of a lane whose loss is proven."""
 
 
 @dataclass(slots=True)

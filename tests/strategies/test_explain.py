@@ -66,6 +66,21 @@ def test_lanes_that_are_kept_out_say_why(learner: Learner) -> None:
     assert all("loses to plain" in note or "gate" in note for note in notes.values())
 
 
+def test_only_proven_losses_are_told_as_such() -> None:
+    """Lanes that the gate keeps out, or that have yet to show, are not said to lose."""
+    learner, lanes, poem = Learner(), ready("plain", "draft", "mtp"), Workload("creative", TempBucket.HOT)
+    for i in range(4):
+        learner.learn_one(observe(lanes[0].lane, poem, at=5.0 * i))
+    unknown = learner.choose(Situation(poem, lanes, at=30.0), np.random.default_rng(0))
+    assert not any(c.allowed for c in unknown.candidates[1:])
+    assert (unknown.rule, unknown.reason) == ("exploit", "plain is expected to be fastest")
+    for i in range(60):
+        learner.learn_one(observe(lanes[i % 3].lane, poem, tpt=0.02 if i % 3 == 0 else 0.05, at=40.0 + 5.0 * i))
+    known = learner.choose(Situation(poem, lanes, at=400.0, prompt_tokens=2000), np.random.default_rng(0))
+    assert {c.note for c in known.candidates[1:]} == {"disabled: it loses to plain on this workload"}
+    assert (known.rule, known.reason) == ("disabled", "every other lane loses to plain on this workload")
+
+
 def test_one_is_no_plural() -> None:
     """Neither of requests nor of replays."""
     learner, ngram = Learner(), ready("ngram")[0].lane
