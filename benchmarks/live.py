@@ -90,16 +90,40 @@ def wait_ready(url: str, child: subprocess.Popen[str], log: Path, seconds: float
     sys.exit(f"the lanes were not ready after {seconds:.0f} s:\n{log.read_text()[-3000:]}")
 
 
+def wait_profiled(url: str, console: Console, seconds: float) -> None:
+    """Wait until the proxy has measured its lanes, and say what that took."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < 2.0 * seconds + 60.0:
+        status = get_json(f"{url}/specproxy/api/status")
+        if status["profile"]["state"] == "done":
+            told = [event["message"] for event in status["events"] if event["kind"] == "profiled"]
+            waited = time.monotonic() - begun
+            console.print(f"  {told[-1] if told else 'nothing was measured'} ({waited:.0f} s with the wait)")
+            return
+        time.sleep(0.5)
+    sys.exit(f"lanes were not measured in time: {status['profile']}")
+
+
 @contextmanager
 def started(
-    args: Sequence[str], *, state: Path, console: Console, engine: str = "managed", threads: int = 2
+    args: Sequence[str],
+    *,
+    state: Path,
+    console: Console,
+    engine: str = "managed",
+    threads: int = 2,
+    profile_s: float = 0.0,
 ) -> Iterator[Running]:
-    """`specproxy start` with these arguments, ready and stopped again."""
+    """`specproxy start` with these arguments, ready and stopped again.
+
+    With `profile_s` it measures its lanes first, for so many seconds at most.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     log = state / "proxy.log"
     command = [sys.executable, "-m", "specproxy", "start", "--port", str(port), "--state-dir", str(state)]
     command += ["--engine", engine, "--threads", str(threads), "--slots", "1", *args]
+    command += ["--profile", f"{profile_s:g}"]
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as child:
         try:
             status = wait_ready(url, child, log, 240)
@@ -113,6 +137,8 @@ def started(
                 console.print(
                     f"  lane [bold]{lane['id']}[/bold] {lane['health']}, {memory:.0f} MB{note}", highlight=False
                 )
+            if profile_s:
+                wait_profiled(url, console, profile_s)
             yield running
         finally:
             child.send_signal(signal.SIGTERM)

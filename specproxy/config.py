@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, V
 from pydantic_core import ErrorDetails
 
 from specproxy.config_values import (
+    PROFILE_S,
     File,
     Size,
     Url,
@@ -29,6 +30,7 @@ from specproxy.config_values import (
     nearest,
     parse_strategy,
     read_file,
+    seconds_or_switch,
     store_url,
     usable_token,
     without_secret,
@@ -201,6 +203,8 @@ class Settings(_Section):
     """Consent to have a running Ollama load its model anew, with drafts or without, where that should pay."""
     probe_fields: bool = True
     """Whether to try once, on an idle llama-server that drafts, if a request field switches that: 48 tokens."""
+    profile: Annotated[float, BeforeValidator(seconds_or_switch)] = Field(default=PROFILE_S, ge=0)
+    """Seconds for measuring lanes on this machine while idle, once for each set-up; 0 or false: not at all."""
     strategies: tuple[str, ...] | None = None
     """Strategies that may get a lane, such as plain, ngram, draft, mtp:4. None: all that fit."""
     llama_server: File | None = None

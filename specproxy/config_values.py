@@ -18,6 +18,7 @@ from specproxy.records import Strategy
 
 __all__ = [
     "DRAFTERS",
+    "PROFILE_S",
     "File",
     "Size",
     "Url",
@@ -26,10 +27,15 @@ __all__ = [
     "nearest",
     "parse_strategy",
     "read_file",
+    "seconds_or_switch",
     "store_url",
     "usable_token",
     "without_secret",
 ]
+
+PROFILE_S = 120.0
+"""Seconds that measuring lanes in idle time may take for a set-up, where nothing else is said."""
+_SWITCHES = {"true": PROFILE_S, "yes": PROFILE_S, "on": PROFILE_S, "false": 0.0, "no": 0.0, "off": 0.0}
 
 STORE_SCHEMES = ("redis://", "rediss://", "unix://")
 
@@ -45,6 +51,11 @@ def _size(value: object) -> object:
     if not match or match[2] not in _UNITS:
         raise ValueError("should be a size such as 6GiB or 800MB")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def seconds_or_switch(value: object) -> object:
+    """Seconds from a number, or from a word that switches on or off; anything else is left for pydantic."""
+    return _SWITCHES.get(str(value).strip().lower(), value) if isinstance(value, bool | str) else value
 
 
 def item_list(value: object) -> object:

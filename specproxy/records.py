@@ -116,6 +116,11 @@ class RequestFacts:
         return max(1, self.prompt_chars // 4)
 
 
+PROFILE = "profile"
+"""Flag of requests that specproxy itself makes to measure lanes, and the statistics cell that these have beside
+those of the temperature buckets. They are sampled as the server does by default."""
+
+
 class TempBucket(StrEnum):
     """Sampling temperature, coarsened. Not given counts as the servers' usual default, 0.8: warm."""
 
@@ -130,8 +135,8 @@ class Workload:
     """The kind of a request: what statistics are kept by.
 
     `kind` is one of `strategies.classify.KINDS`. `flags` are hazards and features that rules look at
-    (logprobs, images, audio, many, steering, thinking). `signals` says what the class was read from; it
-    takes no part in equality.
+    (logprobs, images, audio, many, steering, thinking), and `PROFILE`. `signals` says what the class was read
+    from; it takes no part in equality.
     """
 
     kind: str
@@ -301,8 +306,9 @@ class Candidate:
     """One lane as the decision saw it. Ratios are time per token relative to plain (below 1 is faster).
 
     `prior` is the ratio that the cost model expected before anything was measured, `replays` the weight of
-    replayed requests beside `n` real ones, `fixed_s` the part of `expected_s` before the first token (waiting,
-    a load, the prompt), and `propensity` the chance that this lane was drawn.
+    replayed requests beside `n` real ones, `profiled` that of runs of our own on this kind of request,
+    `fixed_s` the part of `expected_s` before the first token (waiting, a load, the prompt), and `propensity`
+    the chance that this lane was drawn.
     """
 
     lane: str
@@ -318,6 +324,7 @@ class Candidate:
     replays: float = 0.0
     fixed_s: float = 0.0
     propensity: float = 0.0
+    profiled: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,28 @@ def test_status_before_the_first_request(
     assert "No request has been measured yet." in printed(capsys, monkeypatch, 80, data)
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("waiting", "Lanes will be measured while nothing else goes on: 3 runs so far, 12 s of 2 min"),
+        ("running", "Lanes are measured now: 3 runs so far, 12 s of 2 min"),
+        ("done", ""),
+        ("off", ""),
+    ],
+)
+def test_a_profile_that_is_not_done_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, state: str, said: str
+) -> None:
+    """What it found when it was done is an event."""
+    row = {"target": "m", "lanes": 2, "seconds": 12.0, "runs": 3}
+    data = status() | {"profile": {"state": state, "budget_s": 120.0, "targets": [row]}}
+    shown = printed(capsys, monkeypatch, 100, data)
+    assert said in shown
+    assert ("measured now" in shown or "will be measured" in shown) is bool(said)
+    nothing = status() | {"profile": {"state": state, "budget_s": 120.0, "targets": []}}
+    assert "Lanes " not in printed(capsys, monkeypatch, 100, nothing)
+
+
 def test_an_upstream_that_is_away_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

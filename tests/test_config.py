@@ -216,6 +216,24 @@ def test_sizes(text: object, size: int) -> None:
     assert Settings.model_validate({"memory": text}).memory == size
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("false", 0.0), ("true", 120.0), ("off", 0.0), ("'no'", 0.0), ("0", 0.0), ("45", 45.0), ("'7.5'", 7.5)],
+)
+def test_a_profile_is_switched_or_given_seconds(tmp_path: Path, text: str, seconds: float) -> None:
+    """In the file and in the environment; by default it is on."""
+    assert load(write(tmp_path, f"profile: {text}"), environ={}).profile == seconds
+    assert load(None, environ={"SPECPROXY_PROFILE": text.strip("'")}).profile == seconds
+    assert load(None, environ={}).profile == 120.0
+
+
+@pytest.mark.parametrize("text", ["-1", "sometimes", "[1]"])
+def test_other_profiles_are_refused(tmp_path: Path, text: str) -> None:
+    """Neither seconds nor a switch."""
+    with pytest.raises(ConfigError, match="profile"):
+        load(write(tmp_path, f"profile: {text}"), environ={})
+
+
 def test_example_lists_every_key_at_its_default() -> None:
     """The example can be used, says what the code does, and leaves nothing out."""
     assert load(EXAMPLE, environ={}) == Settings()

@@ -42,6 +42,7 @@ FLAGS: tuple[Callable[..., Any], ...] = (
     click.option(
         "--reload/--no-reload", default=None, help="Let a running Ollama reload its model to change drafting."
     ),
+    click.option("--profile", metavar="S", help="Seconds for measuring lanes while idle, 0 for none."),
     click.option(
         "--strategies", metavar="LIST", help="Strategies that may get a lane, such as plain,ngram,mtp:4."
     ),

@@ -19,7 +19,8 @@ ROOMY = 110  # columns from which notes stand beside what they are about
 NARROW = 56  # columns below which only the most telling figures have
 EVENTS = 5  # events that status shows
 EXPLAINED = (
-    "Intervals are 90%. Evidence: requests that ran there, after forgetting, + replays of others. "
+    "Intervals are 90%. Evidence: requests that ran there, after forgetting, + replays of others; "
+    "p: runs of the profile on this kind. "
     "Chance: of being drawn."
 )
 HEALTH_STYLE = {
@@ -49,6 +50,8 @@ def print_status(data: Row, *, by_temperature: bool = False) -> None:
         console.print("No request has been measured yet.")
     if line := _gate_line(data):
         console.print(Text(line))
+    if line := _profile_line(data.get("profile") or {}):
+        console.print(Text(line))
     for row in data.get("pairs", ()):
         console.print(Text(_pair_line(row)))
     for row in data.get("media", ()):
@@ -69,6 +72,18 @@ def _gate_line(data: Row) -> str:
         return f"Gate: each workload may lose {allowed}; none has lost anything"
     stands = f"{duration(worst['lost_s'])} of {duration(worst['allowed_s'])}"
     return f"Gate: each workload may lose {allowed}; most of it is lost on {worst['workload']}, {stands}"
+
+
+def _profile_line(profile: Row) -> str:
+    """How far measuring lanes in idle time is; what was found is an event."""
+    targets = profile.get("targets", ())
+    if not targets or profile["state"] not in ("waiting", "running"):
+        return ""
+    spent, runs = sum(row["seconds"] for row in targets), sum(row["runs"] for row in targets)
+    when = (
+        "are measured now" if profile["state"] == "running" else "will be measured while nothing else goes on"
+    )
+    return f"Lanes {when}: {counted(runs, 'run')} so far, {duration(spent)} of {duration(profile['budget_s'])}"
 
 
 def _told(data: Row) -> list[str]:
@@ -263,9 +278,10 @@ def print_decision(data: Row) -> None:
 
 
 def _evidence(candidate: Row) -> str:
-    """Requests that ran there, and replays of others."""
+    """Requests that ran there, replays of others, and runs of our own."""
     replays = f" + {candidate['replays']:.0f}" if candidate["replays"] >= 0.5 else ""
-    return f"{candidate['n']:.1f}{replays}"
+    own = candidate.get("profiled", 0.0)
+    return f"{candidate['n']:.1f}{replays}" + (f", {own:.0f}p" if own >= 0.5 else "")
 
 
 def _expected(candidate: Row, wide: bool) -> str:

@@ -57,6 +57,7 @@ class Fleet:
             else None
         )
         self._own_names = own_names()
+        self._frees = settings.idle_unload is not None
         self._changed: Callable[[], None] = lambda: None
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -120,6 +121,15 @@ class Fleet:
             for status in backend.lanes()
             if (host := host_of(self.address(status.lane), self._own_names)) != THIS_MACHINE
         }
+
+    def at_hand(self, lane: Lane) -> bool:
+        """Whether a lane may be used without anybody asking: it runs on this machine, and loads nothing for it.
+
+        A deployment may cost money, and an engine that frees its model when idle would not come to that.
+        """
+        if self._own is not None and self._own.backend is not None and self._own.backend.name == lane.backend:
+            return not self._frees
+        return self._sidecar is not None and self._sidecar.at_hand(lane)
 
     @property
     def engine(self) -> EmbeddedBackend | None:

@@ -39,7 +39,7 @@ from specproxy.proxy.text_replay import Heard, TextReplayer
 from specproxy.proxy.ticket import Ticket
 from specproxy.records import Dialect, Lane, Observation, Outcome, RequestFacts
 
-__all__ = ["Call", "Forwarder", "Limits", "status_for"]
+__all__ = ["Call", "Forwarder", "Limits", "headers_for", "status_for"]
 
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})  # idempotent by RFC 9110
 _REQUEST_ID = b"X-Specproxy-Request-Id"
@@ -224,7 +224,7 @@ class Forwarder:
         upstream = UpstreamRequest(
             call.request.method,
             call.target,
-            _headers_for(lane, call.inbound.headers, ticket.id, self._advice(ticket)),
+            headers_for(lane, call.inbound.headers, ticket.id, self._advice(ticket)),
             body,
             len(body),
             replayable=True,
@@ -347,7 +347,7 @@ def _unread(call: Call, lane: Lane, data: bytes, whole: bool) -> UpstreamRequest
     return UpstreamRequest(
         method,
         call.target,
-        _headers_for(lane, call.inbound.headers, ""),
+        headers_for(lane, call.inbound.headers, ""),
         data if whole else None,
         call.request.length,
         replayable=whole and (method in _REPEATABLE or call.dialect is not None),
@@ -363,7 +363,7 @@ def status_for(error: SpecproxyError) -> int:
     return 503 if isinstance(error, BackendError) else 500
 
 
-def _headers_for(lane: Lane, headers: Headers, request_id: str, priors: bytes = b"") -> Headers:
+def headers_for(lane: Lane, headers: Headers, request_id: str, priors: bytes = b"") -> Headers:
     """The client's headers with the lane's own in place of those of the same name.
 
     A lane whose headers are of our own family runs in our engine, which wants the request's id too, and may use

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 ADMIN_PREFIX = "/specproxy"
 _MAX_ADMIN_BODY = 16 * 1024 * 1024
 _NOTICE_S = 5.0  # between two lines in the log about one limit
+_LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})  # by which clients ask what there is, and start nothing
 
 
 class AdminReply(Protocol):
@@ -94,6 +95,7 @@ class Handlers:
         self._noticed: dict[
             str, tuple[float, int]
         ] = {}  # by limit: when the log was told, and times since then
+        self._arrived: Callable[[], None] = lambda: None
         self._active = 0
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
@@ -103,6 +105,15 @@ class Handlers:
     def active(self) -> int:
         """Requests being forwarded now."""
         return self._active
+
+    @property
+    def forwarding(self) -> int:
+        """Requests to upstreams, of any sort, that run or wait."""
+        return self._queue.running + self._queue.waiting
+
+    def on_arrival(self, listener: Callable[[], None]) -> None:
+        """Call `listener` as soon as a request has come that is more than a look at something."""
+        self._arrived = listener
 
     def set_limits(self, limits: Limits) -> None:
         """Other limits for requests that come from now on."""
@@ -186,6 +197,8 @@ class Handlers:
         if self._closing:
             call.response.keep_alive = False
             raise LaneUnavailable("specproxy is shutting down")
+        if request.method not in _LOOKS:
+            self._arrived()
         if self._queue.is_free:
             self._queue.start()
         else:

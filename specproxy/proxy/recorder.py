@@ -93,7 +93,7 @@ class Recorder:
         self._board = board
         self._wall = wall
         self._last = ""
-        self._saved = ""
+        self._saved: str | None = ""
 
     def __call__(self, seen: Observation, decision: Decision | None) -> None:
         """Log, count and keep one observation; the router has taught it to the policy."""
@@ -121,6 +121,10 @@ class Recorder:
         event = Event(self._wall(), kind, message, subject)
         self.events.append(event)
         self._writer.add_event(event)
+
+    def learned(self) -> None:
+        """The policy has learned something that no observation will bring back: it is news to save."""
+        self._saved = None
 
     def save(self) -> None:
         """Queue the states for writing if there is news; never blocks on a disk."""
@@ -179,7 +183,8 @@ class Recorder:
 
 
 def _after(ids: list[str], last: str | None) -> int:
-    """Where catching up begins: behind `last`; at the start without a state; nowhere if `last` is long gone."""
-    if last is None:
+    """Where catching up begins: behind `last`; at the start without a state, or with one that has seen no
+    request; nowhere if `last` is long gone."""
+    if not last:
         return 0
     return ids.index(last) + 1 if last in ids else len(ids)

@@ -26,6 +26,7 @@ LIVE = frozenset(
         "token",
         "origins",
         "grace",
+        "profile",
         "learner.allowance_requests",
         "learner.allowance_share",
         "limits.body",

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from specproxy.errors import BackendError
-from specproxy.records import Decision, EngineReport, Lane, LaneStatus, Observation, Outcome
+from specproxy.records import PROFILE, Decision, EngineReport, Lane, LaneStatus, Observation, Outcome
 from specproxy.strategies.drafters.ngram import NgramDrafter
 from specproxy.strategies.replay import ReplayResult, replay
 
@@ -52,7 +52,9 @@ class ReplayAccount:
     _counting: set[str] = field(default_factory=set)  # lanes that have counted a draft
 
     def note(self, lane: Lane, seen: Observation, result: ReplayResult) -> None:
-        """A request was replayed on a lane."""
+        """A request was replayed on a lane; runs of our own are not counted."""
+        if PROFILE in seen.workload.flags:
+            return
         self.replayed += 1
         if lane.id != seen.lane or lane.fingerprint != seen.fingerprint:
             return

@@ -36,6 +36,7 @@ from specproxy.proxy.headers import PIN_HEADER
 from specproxy.proxy.idle import IdleLoader
 from specproxy.proxy.media import MediaShare
 from specproxy.proxy.pairs import pairs_json
+from specproxy.proxy.profiler import Profiler
 from specproxy.proxy.quarantine import Quarantine
 from specproxy.proxy.recorder import HeldPolicy, Recorder
 from specproxy.proxy.reload import Changes, Reloader, compare
@@ -99,6 +100,14 @@ class Service:
         )
         self._replays = ReplayAccount()
         self._replayer = TextReplayer(self.router, policy, self._replays)
+        self._profiler = Profiler(
+            self.router,
+            self.policy,
+            at_hand=self._fleet.at_hand,
+            replayer=self._replayer,
+            on_news=self._learned,
+            on_done=self._profiled,
+        )
         self._writer: StoreWriter | None = None
         self._recorder: Recorder | None = None
         self._memory: EngineMemory | None = None
@@ -141,6 +150,7 @@ class Service:
         self._tasks.spawn(self._replayer.run(), name="replay texts")
         idle = IdleLoader(self.router, self.policy, on_load=self._loaded)
         self._tasks.spawn(idle.run(), name="loads in idle time")
+        self._tasks.spawn(self._profiler.run(), name="profile lanes")
         self._tasks.spawn(self._save_regularly(), name="save statistics")
         self._tasks.spawn(self._watch_lanes(), name="watch lanes")
         self._tasks.spawn(self._watch_memory(), name="watch memory")
@@ -204,9 +214,12 @@ class Service:
         self._capture.requests, self._capture.size = settings.capture.requests, settings.capture.size
         allowed = settings.learner.model_dump()
         self.policy.settings = replace(self.policy.settings, **allowed)
+        # what is learned together has to come by way of the store
+        self._profiler.budget_s = settings.profile if settings.store is None else 0.0
         if self._server is not None:
-            self._server.handlers.set_limits(_limits(settings))
-            self._server.limits = _edges(settings)
+            given = settings.limits
+            self._server.handlers.set_limits(Limits(given.inspect, given.body, given.requests, given.queue))
+            self._server.limits = ServerLimits(given.connections, given.head, given.headers, given.patience)
 
     async def _listen(self) -> None:
         handlers = Handlers(
@@ -217,6 +230,8 @@ class Service:
             replayer=self._replayer,
         )
         handlers.capture(self._capture.offer)
+        handlers.on_arrival(self._profiler.arrived)
+        self._profiler.forwarding = lambda: handlers.forwarding
         self._server = ProxyServer(handlers)
         self._apply()
         await self._server.start(self.settings.host, self.settings.port)
@@ -295,6 +310,15 @@ class Service:
             await asyncio.sleep(WATCH_EVERY_S)
             self._log_lanes()
 
+    def _learned(self) -> None:
+        if self._recorder is not None:
+            self._recorder.learned()
+
+    def _profiled(self, target: str, sentence: str) -> None:
+        log.info("lanes measured in idle time", target=target, found=sentence)
+        if self._recorder is not None:
+            self._recorder.event("profiled", sentence, target)
+
     def _loaded(self, lane: Lane) -> None:
         log.info("lane loaded in idle time", lane=lane.id)
         if self._recorder is not None:
@@ -354,6 +378,7 @@ class Service:
             "recoveries": {
                 name: [each._asdict() for each in rows] for name, rows in self.policy.recoveries().items()
             },
+            "profile": self._profiler.json(),
             "events": [asdict(event) for event in self._recorder.events] if self._recorder else [],
             "restart_needed": list(self._waiting),
         }
@@ -432,13 +457,3 @@ class Service:
         if facts is None:
             raise RequestError("this is no JSON object, so it would be passed on as it is")
         return self.router.preview(facts, pin=headers.get(PIN_HEADER.decode()))
-
-
-def _edges(settings: Settings) -> ServerLimits:
-    given = settings.limits
-    return ServerLimits(given.connections, given.head, given.headers, given.patience)
-
-
-def _limits(settings: Settings) -> Limits:
-    given = settings.limits
-    return Limits(inspect=given.inspect, body=given.body, requests=given.requests, queue=given.queue)

@@ -21,6 +21,7 @@ from specproxy.adapters.request_field import FIELD, Finding
 from specproxy.adapters.running_server import RunningServer
 from specproxy.adapters.tasks import Tasks
 from specproxy.adapters.weights import Weights, find_weights
+from specproxy.config import is_loopback
 from specproxy.errors import BackendError, UpstreamConnectError
 from specproxy.proxy.beside import Beside
 from specproxy.proxy.ladder import Standing, climb, focus
@@ -141,6 +142,17 @@ class Sidecar:
             if server.beside is not None and server.beside.name == lane.backend:
                 return server.beside.address(lane)
         return ""
+
+    def at_hand(self, lane: Lane) -> bool:
+        """Whether a lane's server is on this machine, and has its model in memory as far as it says."""
+        for url, server in self._servers.items():
+            if server.beside is not None and server.beside.name == lane.backend:
+                return True
+            if server.backend.name == lane.backend:
+                loaded = (model for model in server.upstream.found.served if model.loaded)
+                named = any(not lane.models or model.name in lane.models for model in loaded)
+                return named and is_loopback(urlsplit(url).hostname or "")
+        return False
 
     async def start(self) -> None:
         """Look once at every server, and go on looking in the background."""

@@ -209,6 +209,7 @@ def _belief_json(candidate: Candidate | None) -> dict[str, Any] | None:
         "ratio_lo": candidate.ratio_lo,
         "ratio_hi": candidate.ratio_hi,
         "n": candidate.n,
+        "profiled": candidate.profiled,
         "allowed": candidate.allowed,
         "note": candidate.note,
     }

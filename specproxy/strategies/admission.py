@@ -81,7 +81,7 @@ def _check(view: View, autos: Sequence[View], settings: LearnerSettings, room: f
     belief = view.belief
     if (
         view.ratio > _CLEAR_RATIO
-        and belief.n + belief.replayed >= 1.0
+        and belief.n + belief.replayed + belief.profiled >= 1.0
         and math.log(view.ratio) > settings.proven * view.sd
     ):
         return LOSES

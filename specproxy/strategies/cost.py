@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specproxy.records import Strategy, TempBucket
+from specproxy.records import PROFILE, Strategy, TempBucket
 from specproxy.strategies.replay import ReplayResult
 
 __all__ = [
@@ -59,6 +59,7 @@ HEAT: Mapping[str, float] = {
     TempBucket.COOL: 0.97,
     TempBucket.WARM: 0.88,
     TempBucket.HOT: 0.75,
+    PROFILE: 0.88,
 }
 """Acceptance by temperature relative to greedy. At temperature 1 and above drafts rarely pay: exact-match
 verification, llama.cpp's default, accepts a guess only if sampling happens to draw it, and rejection sampling

@@ -58,9 +58,9 @@ def explained(decision: Decision) -> dict[str, Any]:
     """A decision as JSON-serialisable data.
 
     Of each candidate: the ratio to plain's time per token with its 90% interval, what it was `prior` to any
-    evidence, the weight of that evidence (`n` requests that ran there, `replays` of others), the expected
-    seconds of the whole request with their interval and the `fixed_s` before the first token, whether it was
-    `allowed`, a `note` that says why not, and the `propensity` with which it was drawn.
+    evidence, the weight of that evidence (`n` requests that ran there, `replays` of others, `profiled` runs of
+    our own), the expected seconds of the whole request with their interval and the `fixed_s` before the first
+    token, whether it was `allowed`, a `note` that says why not, and the `propensity` with which it was drawn.
     """
     return {
         "lane": decision.lane.id,
@@ -100,6 +100,8 @@ def claim(view: View) -> str:
         return "plain is expected to be fastest"
     reach = math.exp(_Z90 * view.sd)
     evidence = _counted(view.belief.n, "request")
+    if view.belief.profiled >= 0.5:
+        evidence += f", {_counted(view.belief.profiled, 'run')} of our own"
     if view.belief.replayed >= 0.5:
         evidence += f" and {_counted(view.belief.replayed, 'replay')}"
     return (
@@ -129,6 +131,7 @@ def _candidate(view: View) -> Candidate:
         replays=belief.replayed,
         fixed_s=view.fixed_s,
         propensity=view.chance,
+        profiled=belief.profiled,
     )
 
 
@@ -143,6 +146,7 @@ def _candidate_data(c: Candidate) -> dict[str, Any]:
         "prior": c.prior,
         "n": c.n,
         "replays": c.replays,
+        "profiled": c.profiled,
         "expected_s": c.expected_s,
         "expected_lo_s": None if decode is None else c.fixed_s + decode * c.ratio_lo / c.ratio,
         "expected_hi_s": None if decode is None else c.fixed_s + decode * c.ratio_hi / c.ratio,

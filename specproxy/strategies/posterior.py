@@ -14,6 +14,9 @@ tree, and down again without what the cell itself sent (Gelman et al., Bayesian 
 Evidence is of two sorts: requests that ran on the arm, and replays of requests that ran elsewhere. Replays
 are exact about tokens a step, but their times pass through a cost curve with its own error (`calibration`),
 which is common to all of them and doesn't average out.
+
+Runs of our own (`profiling`) have a cell beside those of the temperature buckets. Its effect is wider, since
+our prompts are not the user's: a kind hears of it only so far, and a few requests of the user's outweigh it.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from specproxy.records import PROFILE
 from specproxy.strategies.bounds import MOST, amount, between, logarithm, running_mean
 from specproxy.strategies.calibration import VerifyScale
 
 __all__ = ["Arm", "Belief", "Cell", "Scales", "student_weight"]
 
 Cell = tuple[str, str]
-"""Kind of workload, temperature bucket."""
+"""Kind of workload, temperature bucket (or `PROFILE`)."""
 
 _PSEUDO = 8.0  # requests' worth of belief in the nominal spread
 _SQUARE_CAP = 9.0  # a residual beyond three standard deviations counts as three
@@ -44,14 +48,20 @@ _MOST_ASKED = 32  # cells whose beliefs are kept up to date
 class Scales:
     """Standard deviations of the effects, and of one observation (between requests; per token).
 
-    An observation over `n` tokens has variance ``between² + token²/n``.
+    `profile` is the cell effect of our own prompts. An observation over `n` tokens has variance
+    ``between² + token²/n``.
     """
 
     arm: float = 0.35
     kind: float = 0.20
     cell: float = 0.10
+    profile: float = 0.20
     between: float = 0.10
     token: float = 0.7
+
+    def blur(self, temperature: str) -> float:
+        """Variance of a cell's effect."""
+        return self.profile**2 if temperature == PROFILE else self.cell**2
 
     def variance(self, tokens: int, weight: float = 1.0) -> float:
         """Variance of an observation over that many tokens; `weight` (0 to 1] says how far it is trusted."""
@@ -63,7 +73,7 @@ class Belief:
     """Mean and variance of a cell's log ratio.
 
     `prior` is the mean that the cost model gave; `n` and `replayed` count the cell's requests of evidence,
-    after forgetting; `excess` is ln E[e^noise].
+    after forgetting, `profiled` runs of our own on its kind; `excess` is ln E[e^noise].
     """
 
     mean: float
@@ -72,6 +82,7 @@ class Belief:
     n: float = 0.0
     replayed: float = 0.0
     excess: float = 0.0
+    profiled: float = 0.0
 
     @property
     def sd(self) -> float:
@@ -339,27 +350,29 @@ class Arm:
     def _posterior(self, cell: Cell, prior: float) -> Belief:
         """Messages from above, without what the cell itself sent up, and the cell's own evidence."""
         kind, temperature = cell
-        scales = self.scales
+        scales, blur = self.scales, self.scales.blur(temperature)
         precision, weighted = self._total
         up = self._up.get(kind)
         if up is None:
             variance = 1.0 / precision + scales.kind**2
-            return Belief(prior + weighted / precision, variance + scales.cell**2, prior)
+            return Belief(prior + weighted / precision, variance + blur, prior)
         precision, weighted = precision - up.precision, weighted - up.weighted
         variance = 1.0 / precision + scales.kind**2
         mean = weighted / precision
-        leaf = self._leaves[kind].get(temperature)
+        leaves = self._leaves[kind]
+        leaf = leaves.get(temperature)
+        profiled = leaves[PROFILE].n if PROFILE in leaves else 0.0
         others, others_weighted = up.cells, up.cells_weighted
         if leaf is not None:
             others, others_weighted = max(others - leaf.up[0], 0.0), others_weighted - leaf.up[1]
         total = 1.0 / variance + others
-        mean, variance = (mean / variance + others_weighted) / total, 1.0 / total + scales.cell**2
+        mean, variance = (mean / variance + others_weighted) / total, 1.0 / total + blur
         if leaf is None:
-            return Belief(prior + mean, variance, prior, 0.0, 0.0, up.excess)
+            return Belief(prior + mean, variance, prior, 0.0, 0.0, up.excess, profiled)
         own, own_weighted = leaf.own
         total = 1.0 / variance + own
         mean = (mean / variance + own_weighted) / total
-        return Belief(leaf.prior + mean, 1.0 / total, leaf.prior, leaf.n, leaf.replayed, up.excess)
+        return Belief(leaf.prior + mean, 1.0 / total, leaf.prior, leaf.n, leaf.replayed, up.excess, profiled)
 
     def _send_up(self, kind: str) -> None:
         """Work out anew what a kind says about the arm, after its evidence has changed."""
@@ -375,10 +388,9 @@ class Arm:
     def _hear(self, kind: str) -> None:
         """A kind's message, from those of its cells."""
         cells = cells_weighted = 0.0
-        blur = self.scales.cell**2
-        for leaf in self._leaves.get(kind, {}).values():
+        for temperature, leaf in self._leaves.get(kind, {}).items():
             own, weighted = leaf.own = leaf.evidence(self.calibration)
-            share = 1.0 / (1.0 + own * blur)
+            share = 1.0 / (1.0 + own * self.scales.blur(temperature))
             leaf.up = own * share, weighted * share
             cells += leaf.up[0]
             cells_weighted += leaf.up[1]

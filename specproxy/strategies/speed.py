@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specproxy.records import Control, Lane, Observation, Strategy, TempBucket, Workload
+from specproxy.records import PROFILE, Control, Lane, Observation, Strategy, TempBucket, Workload
 from specproxy.strategies.approx import Calibration
 from specproxy.strategies.bounds import MOST, between, logarithm, whole
 from specproxy.strategies.changes import ChangeWatch, Suspicion
@@ -52,7 +52,7 @@ def arm_key(fingerprint: str, strategy: str) -> str:
 
 def cell_of(workload: Workload) -> Cell:
     """Key of a workload's cell."""
-    return workload.kind, workload.temperature._value_
+    return workload.kind, PROFILE if PROFILE in workload.flags else workload.temperature._value_
 
 
 class Sample(NamedTuple):

@@ -14,6 +14,7 @@ from specproxy.strategies.curve import Curve
 from specproxy.strategies.gate import Ledger
 from specproxy.strategies.lengths import Lengths
 from specproxy.strategies.prefill import Prefill
+from specproxy.strategies.profiling import Profile
 from specproxy.strategies.recovery import Recoveries
 from specproxy.strategies.settings import LearnerSettings
 from specproxy.strategies.speed import SpeedModel
@@ -57,6 +58,7 @@ class TargetModel:
     worth: dict[str, float] = field(default_factory=dict)
     fits: dict[tuple[str, str], Calibration] = field(default_factory=dict)
     recoveries: Recoveries = field(default_factory=Recoveries)
+    profile: Profile = field(default_factory=Profile)
 
     def note_run(self, workload: str, arm: str, plain_s: float, *, lost: bool) -> None:
         """An arm ran on a workload whose ledger stands at `plain_s`, and was slower than plain or not."""
@@ -94,6 +96,7 @@ class TargetModel:
             "curve": self.curve.dump(),
             "worth": dict(self.worth),
             "fits": [[*key, fit.dump()] for key, fit in self.fits.items()],
+            "profile": self.profile.dump(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -110,6 +113,7 @@ class TargetModel:
         self.pool = Ledger.restored(state["pool"])
         self.curve = Curve.restored(state["curve"])
         self.worth = {str(lane): amount(seconds) for lane, seconds in state["worth"].items()}
+        self.profile = Profile.restored(state["profile"]) if "profile" in state else Profile()
         self.fits = {}
         for arm, source, entry in state.get("fits", ()):
             if (fit := self.fit(str(arm), str(source))) is not None:

@@ -198,3 +198,19 @@ async def test_that_the_choice_has_settled_is_an_event_of_its_own(tmp_path: Path
     told = [(e.at, e.kind, e.message, e.subject) for e in kept]
     assert told == [(9.0, "settled", settled.sentence, "fp/ngram")]
     await writer.aclose()
+
+
+async def test_what_no_observation_brings_back_is_news(tmp_path: Path) -> None:
+    """What a profile taught is saved without any request; a first request after that is not lost by a kill."""
+    path = tmp_path / "state.db"
+    first = Proxy(path)
+    await first.recorder.restore()
+    first.policy.ids.append("profile")
+    first.recorder.save()
+    first.recorder.learned()
+    first.recorder.save()
+    await first.see("a")
+    second = await restarted(path, first)
+    assert second.policy.ids == ["profile", "a"]
+    assert second.counted == 1
+    await second.writer.aclose()

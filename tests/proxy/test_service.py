@@ -18,6 +18,7 @@ from specproxy.config import Settings
 from specproxy.errors import ConfigError
 from specproxy.proxy import service as module
 from specproxy.proxy import sidecar
+from specproxy.proxy.fleet import Fleet
 from specproxy.proxy.service import STATE_FILE, Service
 from specproxy.records import Health, LaneStatus
 from specproxy.strategies.cost import LaneFacts
@@ -101,6 +102,33 @@ async def test_sidecar_relays_counts_and_tells(tmp_path: Path) -> None:
         assert explained["strategy"] == "plain"
         assert explained["reason"]
         assert (await status_of(service))["requests"]["total"] == 1
+
+
+async def test_lanes_are_measured_where_that_is_wanted(tmp_path: Path) -> None:
+    """By default, and switched off while running; what a profile finds is an event, and saved."""
+    async with openai_like() as upstream, running(settings(tmp_path, upstream.url)) as service:
+        assert (await status_of(service))["profile"] == {"state": "waiting", "budget_s": 120.0, "targets": []}
+        service.take(settings(tmp_path, upstream.url, profile=False))
+        assert (await status_of(service))["profile"]["state"] == "off"
+        with capture_logs() as logs:
+            service._learned()
+            service._profiled("m", "profiled 2 lanes")
+        assert [line["found"] for line in logs] == ["profiled 2 lanes"]
+        events = (await status_of(service))["events"]
+        assert [(e["message"], e["subject"]) for e in events if e["kind"] == "profiled"] == [
+            ("profiled 2 lanes", "m")
+        ]
+
+
+async def test_servers_that_are_named_are_left_alone(tmp_path: Path) -> None:
+    """A deployment may be paid for by the token, wherever it is: it is not measured unasked."""
+    plain = {"kind": "openai", "urls": ["http://127.0.0.1:9"], "target": "m"}
+    given = settings(tmp_path, None, deployments=[plain, plain | {"strategy": "mtp"}])
+    fleet = Fleet(given)
+    lanes = [status.lane for backend in fleet.backends for status in backend.lanes()]
+    assert [lane.strategy.name for lane in lanes] == ["plain", "mtp"]
+    assert not any(fleet.at_hand(lane) for lane in lanes)
+    await fleet.aclose()
 
 
 async def test_no_prompt_text_anywhere(tmp_path: Path) -> None:

@@ -28,9 +28,13 @@ def clean_env(tmp_path: Path) -> dict[str, str]:
 
 @contextmanager
 def started(env: Mapping[str, str], *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A proxy that answers, and its URL; stopped at the end, and its children with it."""
+    """A proxy that answers, and its URL; stopped at the end, and its children with it.
+
+    It measures no lanes by itself, unless `env` says so.
+    """
     port = free_port()
     command = [*COMMAND, "start", "--port", str(port), *args]
+    env = {"SPECPROXY_PROFILE": "false"} | dict(env)
     child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
