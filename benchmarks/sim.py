@@ -35,7 +35,7 @@ from specproxy.strategies.learner import Learner
 from specproxy.strategies.recovery import Settled
 from specproxy.strategies.replay import ReplayResult
 
-__all__ = ["Run", "informed_path", "oracle_path", "play"]
+__all__ = ["LaneTable", "Run", "informed_path", "observe", "oracle_path", "play", "replayed"]
 
 Floats = npt.NDArray[np.float64]
 TARGET = "target"
@@ -133,7 +133,7 @@ def play(stream: Stream, policy: Policy, seed: int, *, replay: bool = True, time
         replay: whether a learner gets the replays of n-gram lanes.
         timed: whether to time every choice.
     """
-    table = _Lanes(stream.world)
+    table = LaneTable(stream.world)
     rng = np.random.default_rng(seed)
     waiting: deque[tuple[int, Callable[[], None]]] = deque()
     run = Run(np.empty(len(stream)), np.empty(len(stream), np.int64))
@@ -152,13 +152,13 @@ def play(stream: Stream, policy: Policy, seed: int, *, replay: bool = True, time
         run.lanes[i] = lane
         run.rules.append(decision.rule)
         at += run.cost_s[i] / stream.in_flight[i]
-        seen = _observe(stream, table, i, lane, load_s, at)
+        seen = observe(stream, table, i, lane, load_s, at)
         waiting.append((i + int(stream.in_flight[i]), _teach(policy, stream, table, seen, i, replay, run)))
     return run
 
 
 def _teach(
-    policy: Policy, stream: Stream, table: _Lanes, seen: Observation, i: int, replay: bool, run: Run
+    policy: Policy, stream: Stream, table: LaneTable, seen: Observation, i: int, replay: bool, run: Run
 ) -> Callable[[], None]:
     """What is to be done when the request has ended."""
 
@@ -169,7 +169,7 @@ def _teach(
                 for lane, widths in stream.drafts[i].items():
                     if stream.cost_s[i, lane] == math.inf:
                         continue
-                    policy.learn_replay(table.status[lane].lane, seen, _replayed(widths, seen.output_tokens))
+                    policy.learn_replay(table.status[lane].lane, seen, replayed(widths, seen.output_tokens))
             for event in policy.take_events():
                 kept = run.settled if isinstance(event, Settled) else run.events
                 kept.append((i, event.sentence))
@@ -177,7 +177,7 @@ def _teach(
     return teach
 
 
-class _Lanes:
+class LaneTable:
     """Lane records of a world, and what is resident. Events may change fingerprints."""
 
     def __init__(self, world: World) -> None:
@@ -218,7 +218,7 @@ class _Lanes:
                 self.status[i] = replace(self.status[i], lane=lane)
 
 
-def _situation(stream: Stream, table: _Lanes, i: int, at: float) -> Situation:
+def _situation(stream: Stream, table: LaneTable, i: int, at: float) -> Situation:
     table.begin(i)
     kind = stream.world.kinds[stream.kinds[i]]
     return Situation(
@@ -232,7 +232,8 @@ def _situation(stream: Stream, table: _Lanes, i: int, at: float) -> Situation:
     )
 
 
-def _observe(stream: Stream, table: _Lanes, i: int, lane: int, load_s: float, at: float) -> Observation:
+def observe(stream: Stream, table: LaneTable, i: int, lane: int, load_s: float, at: float) -> Observation:
+    """What a request of a stream shows on a lane, `load_s` of a load included, when it ends at that time."""
     kind = stream.world.kinds[stream.kinds[i]]
     record, output = table.status[lane].lane, int(stream.output[i])
     decode_s = (output - 1) * stream.per_token[i] * stream.ratio[i, lane] * stream.noise[i]
@@ -272,7 +273,8 @@ def _drafted(stream: Stream, i: int, lane: int, output: int) -> int:
     return max(1, round(n_max * output / (1.0 + n_max * accept)))
 
 
-def _replayed(widths: tuple[int, ...], output: int) -> ReplayResult:
+def replayed(widths: tuple[int, ...], output: int) -> ReplayResult:
+    """Steps by number of drafted tokens, as a replay tells them."""
     tokens = max(output - 1, 0)
     drafted = sum(k * count for k, count in enumerate(widths))
     return ReplayResult(

@@ -21,6 +21,7 @@ from specproxy.proxy.profiler import AFTER_REQUEST_S, AFTER_START_S, Profiler
 from specproxy.proxy.replayer import ReplayAccount
 from specproxy.proxy.router import Router
 from specproxy.proxy.text_replay import Heard, TextReplayer
+from specproxy.proxy.ticket import Ticket
 from specproxy.records import PROFILE, Control, Dialect, Health, Lane, Observation, Outcome
 from specproxy.strategies.classify import KINDS, classify
 from specproxy.strategies.learner import Learner
@@ -395,15 +396,24 @@ async def test_a_client_goes_first() -> None:
         assert proxy.handlers.forwarding == 0
 
 
+class Listener(TextReplayer):
+    """A replayer that keeps what it is offered."""
+
+    offered: list[Heard]
+
+    def hold(self, ticket: Ticket, body: bytes) -> int:
+        return 100_000 if ticket.lane.target == "m" and body else 0
+
+    def offer(self, heard: Heard) -> None:
+        self.offered.append(heard)
+
+
 async def test_texts_of_runs_teach_ngram_lanes() -> None:
     """They are replayed like any other, but not counted among replays of requests."""
     evening = Evening()
     account = ReplayAccount()
-    replayer = TextReplayer(evening.router, evening.learner, account)
-    evening.profiler._replayer = replayer
-    offered: list[Heard] = []
-    replayer.hold = lambda *_: 100_000  # type: ignore[method-assign]
-    replayer.offer = offered.append  # type: ignore[method-assign]
+    evening.profiler._replayer = listener = Listener(evening.router, evening.learner, account)
+    offered = listener.offered = []
     await evening.idle()
     assert len(offered) == len(evening.asked)
     heard = offered[0]

@@ -12,6 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.profile_sim import WORLDS, measure, profiled
+from benchmarks.sim import TARGET
+from benchmarks.world import load_worlds
+from specproxy.config_values import PROFILE_S
 from specproxy.records import (
     PROFILE,
     Control,
@@ -40,7 +44,7 @@ def run(one: Lane, kind: str, ratio: float, tokens: int = 64, at: float = 0.0) -
     return observe(one, workload, tpt=BASE * ratio, tokens=tokens, at=at, prompt_tokens=100, prefill_s=0.5)
 
 
-def profiled(
+def plan_run(
     model: TargetModel, lanes: tuple[Lane, ...], ratio: float, rounds: int = 1000
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Run the plan, lanes other than plain at this ratio; returns kinds and lanes of each round."""
@@ -62,7 +66,7 @@ def model() -> TargetModel:
 
 def test_plain_is_run_with_the_others_and_kinds_take_turns(model: TargetModel) -> None:
     """Every ratio has a plain beside it, first and last in turn; a second round begins when all had one."""
-    rounds = profiled(model, (PLAIN, NGRAM), 1.0)
+    rounds = plan_run(model, (PLAIN, NGRAM), 1.0)
     assert [kind for kind, _ in rounds] == [*ORDER, *ORDER]
     assert {lanes for _, lanes in rounds[: len(ORDER)]} == {("plain", "ngram")}
     assert {lanes for _, lanes in rounds[len(ORDER) :]} == {("ngram", "plain")}
@@ -70,7 +74,7 @@ def test_plain_is_run_with_the_others_and_kinds_take_turns(model: TargetModel) -
 
 def test_what_is_settled_is_not_measured_again(model: TargetModel) -> None:
     """A lane that takes three times plain's time is done with after a few runs; one like plain is not."""
-    assert len(profiled(model, (PLAIN, NGRAM), 3.0)) <= 3
+    assert len(plan_run(model, (PLAIN, NGRAM), 3.0)) <= 3
     cells = [("chat", "warm"), ("json", "greedy")]
     assert all(model.speed.belief(NGRAM, cell).mean > 0.7 for cell in cells)
 
@@ -96,7 +100,7 @@ def test_only_wanted_kinds(model: TargetModel) -> None:
 
 def test_a_changed_lane_begins_afresh(model: TargetModel) -> None:
     """Its fingerprint is another one, so that it is measured, beside plain; and its own seconds are new."""
-    profiled(model, (PLAIN, NGRAM), 1.0)
+    plan_run(model, (PLAIN, NGRAM), 1.0)
     for one in (PLAIN, NGRAM):
         model.profile.spend(arm_key(one.fingerprint, one.strategy.name), 50.0)
     assert next_round(model, (PLAIN, NGRAM)) is None
@@ -245,7 +249,7 @@ def test_what_was_done_survives_a_restart() -> None:
     """Nothing is measured twice; a state of before there were profiles loads."""
     learner, again = Learner(), Learner()
     lanes = (PLAIN, NGRAM)
-    profiled(learner.model("t"), lanes, 1.0, rounds=5)
+    plan_run(learner.model("t"), lanes, 1.0, rounds=5)
     learner.model("t").profile.spend(arm_key("fp-ngram", "ngram"), 7.0)
     learner.model("t").profile.refuse(arm_key("fp-ngram", "ngram"), "json")
     again.load(json.loads(json.dumps(learner.dump())))
@@ -338,3 +342,17 @@ def test_a_plan_comes_to_an_end(outcomes: list[tuple[str, float]], names: set[st
             else:
                 learn(model, run(one, planned.kind, ratio, at=float(counted)))
     assert all(n <= RUNS for kinds in model.profile.runs.values() for n in kinds.values())
+
+
+def test_a_recorded_world_can_be_profiled_first() -> None:
+    """Within the bound, and then no lane begins without evidence."""
+    [world] = [world for world in load_worlds(WORLDS) if world.name == "smollm2-wheel"]
+    learner = Learner()
+    assert 0.0 < profiled(learner, world, 1, 0.2) < PROFILE_S + 10.0
+    arms = learner.model(TARGET).speed.arms
+    assert min(arm.evidence for arm in arms.values()) >= 5.0
+    assert learner.model(TARGET).ledgers == {}
+    *_, worst, gap, spent = measure(world, 30, 1, None)
+    assert spent == 0.0
+    assert worst > 0.0
+    assert gap >= 0.0
