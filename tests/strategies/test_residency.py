@@ -115,7 +115,7 @@ def test_reasons_name_load_and_saving() -> None:
 def test_idle_time_is_used_for_a_load_that_is_due() -> None:
     """After traffic that would have gained by MTP, it is loaded while nothing goes on; not the other way."""
     machine, learner = Machine(60.0, {JSON: 0.5}), Learner()
-    for _ in range(25):
+    for _ in range(32):
         machine.serve(learner, JSON)
     assert machine.resident == "plain"
     found = learner.idle_switch(machine.status(), at=1000.0)
