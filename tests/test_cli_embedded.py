@@ -125,6 +125,9 @@ def test_facts_memory_and_idle_unloading(env: dict[str, str], pair: CalibratedPa
         while not (told := settled(url)["engine"]):  # the report is fetched in the background
             pass
         assert sum(told[0]["steps"].values()) > 5
+        with urllib.request.urlopen(f"{url}/specproxy/api/recent?limit=1") as reply:
+            (row,) = json.load(reply)["recent"]
+        assert row["steps"] == told[0]["steps"], "the same of the request alone"
         while "unloading the model" not in log.read_text():  # the test's own limit ends a wait in vain
             pass
         child.terminate()

@@ -102,6 +102,12 @@ class Board:
         """Show requests of an earlier run among the recent ones, without counting them again."""
         self._recent.extend(_recent_row(observation, None) for observation in seen)
 
+    def explain_steps(self, request_id: str, steps: dict[str, int], stopped: str) -> None:
+        """Add to a recent request what the engine's steps did, by drafter and length, and why it stopped."""
+        row = next((row for row in reversed(self._recent) if row["id"] == request_id), None)
+        if row is not None:
+            row |= {"steps": steps, "stopped_drafting": stopped}
+
     def withdraw(self, request_ids: Container[str]) -> None:
         """Show these requests no longer among the recent ones: they will be counted once more."""
         kept = [row for row in self._recent if row["id"] not in request_ids]
@@ -249,4 +255,6 @@ def _recent_row(seen: Observation, decision: Decision | None) -> dict[str, Any]:
         "total_s": seen.total_s,
         "concurrency": seen.concurrency,
         "repeat": seen.repeat,
+        "steps": {},
+        "stopped_drafting": "",
     }

@@ -30,11 +30,18 @@ class EngineMemory:
     Args:
         path: where it is kept.
         lanes: the engine's lanes now.
+        explain: is told of each request its id, its steps by drafter and length, and why it stopped drafting.
     """
 
-    def __init__(self, path: Path, lanes: Callable[[], Sequence[LaneStatus]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lanes: Callable[[], Sequence[LaneStatus]],
+        explain: Callable[[str, dict[str, int], str], None] = lambda *_: None,
+    ) -> None:
         self._path = path
         self._lanes = lanes
+        self._explain = explain
         self._book = EngineBook()
         self._changed = False
 
@@ -60,6 +67,7 @@ class EngineMemory:
 
     def learn(self, seen: Observation, report: EngineReport) -> None:
         """Take in a report, from any of the engine's lanes: what drafters can do is the same for all."""
+        self._explain(seen.request_id, dict(report.plans), report.stopped_drafting)
         auto = self._auto()
         if auto is not None and seen.target == auto.target:
             self._book.learn(auto.fingerprint, seen.workload.key, report)

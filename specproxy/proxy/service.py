@@ -138,7 +138,7 @@ class Service:
         await self._fleet.start()
         self._backends_changed()
         if (engine := self._fleet.engine) is not None:
-            memory = EngineMemory(self.settings.state_dir / ENGINE_FILE, engine.lanes)
+            memory = EngineMemory(self.settings.state_dir / ENGINE_FILE, engine.lanes, self.board.explain_steps)
             await memory.load()
             self._memory = memory
             assert self._server is not None

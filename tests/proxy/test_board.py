@@ -240,3 +240,17 @@ def test_recent_rows_hold_the_reason_and_numbers() -> None:
     assert (first["id"], first["reason"], second["reason"]) == ("b", "ngram is expected to be fastest", "")
     assert first["tok_s"] == pytest.approx(100)
     assert board.recent(0) == []
+
+
+def test_what_the_engines_steps_did_is_added_to_their_request() -> None:
+    """It comes when the request has been counted; one that is no longer shown is nobody's."""
+    board = Board()
+    for name in ("a", "b", "c"):
+        board.observe(observation(request_id=name))
+    board.explain_steps("b", {"mtp:2": 8, "plain": 2}, "because")
+    board.explain_steps("gone", {"plain": 1}, "")
+    assert [(row["steps"], row["stopped_drafting"]) for row in board.recent()] == [
+        ({}, ""),
+        ({"mtp:2": 8, "plain": 2}, "because"),
+        ({}, ""),
+    ]

@@ -68,6 +68,14 @@ async def test_a_damaged_file_is_as_good_as_none(tmp_path: Path) -> None:
         assert decode_priors(kept.header(AUTO, CODE.key, "r")).acceptance == {}
 
 
+def test_what_was_done_on_a_request_is_told_of_it_alone(tmp_path: Path) -> None:
+    """Whatever lane it ran on, and whatever model."""
+    told: list[tuple[str, dict[str, int], str]] = []
+    kept = EngineMemory(tmp_path / "book.json", list, lambda *of_request: told.append(of_request))
+    kept.learn(observation(MTP, request_id="r7"), REPORT)
+    assert told == [("r7", {"mtp:2": 8, "plain": 2}, "because")]
+
+
 def test_auto_is_shown_against_the_fixed_strategies(tmp_path: Path) -> None:
     """Its steps by drafter and length, why it stopped, and its speed beside theirs."""
     kept, board = memory(tmp_path), Board()

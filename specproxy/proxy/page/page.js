@@ -1,6 +1,7 @@
 const bytes = v => v > 0 ? (v >= 2 ** 30 ? (v / 2 ** 30).toFixed(1) + " GiB" : Math.round(v / 2 ** 20) + " MiB") : "–";
 const clock = at => new Date(at * 1000).toLocaleTimeString();
 const health = r => r.health === "ready" ? "good" : r.health === "starting" ? "" : "bad";
+const plans = steps => Object.entries(steps).sort((a, b) => b[1] - a[1]).slice(0, 4).map(([plan, n]) => `${n} × ${plan}`).join(", ");
 
 const LANES = [["Lane", r => r.id], ["Strategy", r => r.strategy + (r.n_max ? ":" + r.n_max : "")],
   ["Health", r => r.health, "", health], ["In flight", r => r.in_flight, "n"], ["tok/s lately", r => num(r.tok_s), "n"],
@@ -17,7 +18,8 @@ const RECENT = [["When", r => clock(r.at)], ["Workload", r => r.workload], ["Lan
   ["Tokens", r => r.output_tokens, "n", null, "tokens"], ["tok/s", r => num(r.tok_s), "n", null, "tok/s"],
   ["Accepted", r => pct(r.acceptance), "n", null, "accepted"],
   ["Outcome", r => r.outcome, "", r => r.outcome === "complete" ? "" : "bad"],
-  ["Why", r => r.reason ? `${r.rule}: ${r.reason}` : r.rule, "note"]];
+  ["Why", r => [r.reason ? `${r.rule}: ${r.reason}` : r.rule, plans(r.steps), r.stopped_drafting].filter(Boolean).join("; "),
+    "note"]];
 const ALARMS = ["drift", "lane_quarantined", "lane_unhealthy"];
 
 function fill(table, columns, rows, none) {
