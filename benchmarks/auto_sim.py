@@ -5,19 +5,22 @@
 Texts, and who guesses which token, are those of the calibrated models of `benchmarks.bench_auto`; a step takes
 what was measured on two cores, and the controller may be shown it with noise. So a change of the controller can
 be judged on hundreds of requests within seconds, against the best fixed strategy and length in hindsight.
-Only `creative`, whose real text is an accident of rounding, is one of its own that runs in circles as well.
+Unlike the models' texts, those of a run have no stretch in common: a handful of wrong guesses that came again
+in every request would fit some length by luck, and hindsight would pick it. `creative`, whose real text is an
+accident of rounding, is one of its own that runs in circles as well.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.bench_auto import CHAINS, KINDS, LENGTHS, MIXED, STRETCH
 from specproxy.adapters.embedded.auto import AutoController
@@ -40,10 +43,12 @@ __all__ = ["DENSE", "MOE", "STAIRS", "Machine", "Text", "Texts", "play"]
 
 LIMITS = {"ngram": 16, "draft": 8, "mtp": 6}  # as the engine's for a model without a recurrent state
 LONGEST = 16
+PERIOD = 9_010  # words of a kind that does not repeat: no two of 32 texts have one in common
 PROMPT = 16  # tokens of a prompt before its marker
 CATCH_UP = 0.05  # guesses that catching up with a token takes
 LATE = 64  # tokens that a profile has a drafter catch up with
 AUTO = "auto"
+LONG = ("json", "code", "prose", "mixed")
 
 
 @dataclass(frozen=True)
@@ -106,14 +111,10 @@ class Texts:
     """Texts of the calibrated models by kind and number, and what drafters guess behind a token."""
 
     def __init__(self, seed: int = 1) -> None:
-        self._pair: CalibratedPair = plan_pair(Path(), regions=(*REGIONS, MIXED), seed=seed)
+        regions = [replace(r, period=PERIOD) if r.name in LONG else r for r in (*REGIONS, MIXED)]
+        self._pair: CalibratedPair = plan_pair(Path(), regions=tuple(regions), seed=seed)
         self.guesses = {name: self._pair.guesses(name).tolist() for name in ("mtp", "draft")}
         self._rng = np.random.default_rng(seed)
-        vocab = self._pair.vocabulary
-        words = vocab.words[[region.name for region in self._pair.regions].index("creative")]
-        self._branched = dict(zip(words.tolist(), self._rng.permutation(words).tolist(), strict=True))
-        for word in self._rng.permutation(words)[: len(words) * 3 // 4].tolist():
-            self._branched[word] = int(self._rng.choice(words))
 
     def text(self, kind: str, number: int, tokens: int) -> Text:
         """One of a kind; a mixed one quotes a part of itself in the prompt."""
@@ -122,16 +123,24 @@ class Texts:
         marker = int(vocab.markers[r][number % len(vocab.markers[r])])
         prompt = [300 + (7 * number + 13 * i) % 90 for i in range(PROMPT)]
         if kind == "creative":
+            branched = self._branched(vocab.words[r])
             token, output = int(self._pair.successor[marker]), []
             while len(output) < tokens:
                 output.append(token)
-                token = self._branched[token]
+                token = branched[token]
         else:
             output = self._pair.text_ids(kind, tokens, number)
         if kind == "mixed":
             start = int(self._rng.integers(3)) * STRETCH + STRETCH // 2
             prompt += self._pair.text_ids("mixed", start + STRETCH, number)[start:]
         return Text((*prompt, marker), tuple(output))
+
+    def _branched(self, words: npt.NDArray[np.int64]) -> dict[int, int]:
+        """What follows on each word of a text: three of four lead anywhere, so that it ends in a circle."""
+        after = self._rng.permutation(words)
+        anywhere = self._rng.permutation(len(words))[: len(words) * 3 // 4]
+        after[anywhere] = self._rng.choice(words, len(anywhere))
+        return dict(zip(words.tolist(), after.tolist(), strict=True))
 
 
 @dataclass
@@ -261,7 +270,8 @@ def contest(
 
     The first `taught` requests teach and do not count.
     """
-    book, seconds, steps = EngineBook(), Counter[str](), Counter[str]()
+    book, steps = EngineBook(), Counter[str]()
+    seconds: defaultdict[str, float] = defaultdict(float)
     rng = np.random.default_rng(5)
     names = GRID + (CHAINS if kind == "mixed" else ())
     for number in range(requests + taught):
