@@ -433,7 +433,8 @@ class EnginePriors:
 
     `acceptance` maps a drafter's name to pseudo-counts by draft position: ``((accepted, tried), ...)``.
     `match_acceptance` is the same for the n-gram drafter by match length (index 0: shortest indexed length).
-    `levels` are the counts of earlier reports' levels.
+    `levels` are the counts of earlier reports' levels. `steps` is how many steps `auto` has done on this
+    workload, and `last_used` after how many of them a drafter was used last.
     """
 
     request_id: str
@@ -441,6 +442,8 @@ class EnginePriors:
     acceptance: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     match_acceptance: tuple[tuple[float, float], ...] = ()
     levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    steps: float = 0.0
+    last_used: Mapping[str, float] = field(default_factory=dict)
     version: int = SIDE_CHANNEL_VERSION
 
 

@@ -40,6 +40,40 @@ def test_workloads_and_set_ups_are_kept_apart() -> None:
     assert book.priors("f", "json/high", "r").acceptance["mtp"][0] == (9, 10)
 
 
+def guesses(accepted: int, tried: int, levels: tuple[float, ...] = (), strategy: str = "auto") -> EngineReport:
+    """A request of ten steps on which the head was right so often."""
+    drafter = DrafterReport("mtp", tried, tried, accepted, by_position=((accepted, tried),), levels=levels)
+    return EngineReport("r", strategy, 10, (drafter,))
+
+
+def test_steps_since_a_drafter_was_used_go_on_from_request_to_request() -> None:
+    """Those of fixed strategies are not the engine's own time; a new workload begins at none."""
+    book = EngineBook()
+    book.learn("f", "w/zero", guesses(1, 2))
+    book.learn("f", "w/zero", EngineReport("r", "auto", 30))
+    book.learn("f", "w/zero", EngineReport("r", "plain", 500))
+    priors = book.priors("f", "w/zero", "r")
+    assert (priors.steps, priors.last_used) == (40, {"mtp": 10})
+    for other in ("w/high", "new/zero"):
+        assert (book.priors("f", other, "r").steps, book.priors("f", other, "r").last_used) == (0, {})
+
+
+def test_levels_fade_and_are_told() -> None:
+    book = EngineBook()
+    for _ in range(2):
+        book.learn("f", "w", guesses(1, 2, (2.0, 1.0)))
+    assert book.priors("f", "w", "r").levels == {"mtp": pytest.approx((3.8, 1.9))}
+
+
+def test_a_set_ups_kind_is_not_anothers() -> None:
+    """Nor the oldest of several temperatures."""
+    book = EngineBook()
+    book.learn("f", "json/zero", guesses(9, 10))
+    book.learn("f", "json/cool", guesses(5, 10))
+    book.learn("other", "json/warm", guesses(1, 10))
+    assert book.priors("f", "json/high", "r").acceptance["mtp"] == ((5, 10),)
+
+
 def test_the_past_fades() -> None:
     """After twenty requests of another sort the first ones hardly count."""
     book = EngineBook()
@@ -75,6 +109,7 @@ def test_what_was_not_seen_for_long_is_dropped() -> None:
 def test_the_book_outlives_a_restart() -> None:
     book, again = EngineBook(), EngineBook()
     book.learn("f", "json/zero", report(9, 10, plans=(("mtp:2", 3),), stopped="why"))
+    book.learn("f", "json/zero", guesses(1, 2, (2.0, 1.0)))
     again.restore(json.loads(json.dumps(book.to_json())))
     assert again.to_json() == book.to_json()
     assert again.priors("f", "json/zero", "r") == book.priors("f", "json/zero", "r")

@@ -34,7 +34,7 @@ HORIZON = 1.0  # plain steps for which what a trial finds is believed to hold
 PATIENCE = 6.0  # steps over which the cost of catching up is spread: it is paid once
 PROBING = 0.004  # share of the time that trials may cost of a drafter for which nothing speaks
 WORTH = 0.03  # gain that is hoped for, as a share of the speed, below which that share is less
-NEW, FEW = 0.03, 2.0  # what is added to it where the learner knows nothing, and guesses that halve this
+NEW, FEW = 0.01, 2.0  # what is added to it where the learner knows nothing, and guesses that halve this
 AHEAD, ENOUGH = 50.0, 6.0  # tokens for which it would gain, as a request begins; guesses that make this nothing
 LEAST_ZEAL = 1 / 16  # what is left of it by trials that fail, each of which halves it
 MANY = 64  # tokens by which it is told what keeping a drafter in step takes
@@ -63,15 +63,16 @@ class _Trial:
     """When a drafter is tried for which nothing speaks.
 
     `new` is the share of the time that this may cost because the learner knows little of the drafter, `zeal`
-    what of all shares is left after trials that have failed, `since` are steps since the drafter was used.
-    Until one has failed the request's trials may also cost what the drafter would gain over `ahead` tokens:
-    shares add up only while a request lasts, and later ones learn from this one.
+    what of all shares is left after trials that have failed in this request, `since` are steps since the
+    drafter was used, those of earlier requests included: shares of short ones alone would never pay for a
+    trial. Until one has failed the request's trials may also cost what the drafter would gain over `ahead`
+    tokens, since later ones learn from this one.
     """
 
     new: float
     ahead: float
     zeal: float = 1.0
-    since: int = 0
+    since: float = 0.0
 
 
 class AutoController:
@@ -95,7 +96,11 @@ class AutoController:
         self._forced = Acceptance(FORCED)
         self._starts = FIRST  # what the first token of the next forced run is
         self._trials = {
-            name: _Trial(NEW * FEW / (FEW + regimes.known), AHEAD * max(0.0, 1 - regimes.known / ENOUGH))
+            name: _Trial(
+                NEW * FEW / (FEW + regimes.known),
+                AHEAD * max(0.0, 1 - regimes.known / ENOUGH),
+                since=_unused(name, priors),
+            )
             for name, regimes in self._guesses.items()
         }
         self._kept: dict[str, tuple[tuple[float, ...], list[float]]] = {}
@@ -341,6 +346,11 @@ def _others(view: StepView) -> tuple[int, float]:
     """Tokens that the other sequences feed, and those that they are expected to get."""
     width = view.streams - 1 if view.others_width is None else view.others_width
     return width, view.streams - 1 if view.others_tokens is None else view.others_tokens
+
+
+def _unused(name: str, priors: EnginePriors | None) -> float:
+    """Steps on the workload since a drafter was used last."""
+    return 0.0 if priors is None else max(0.0, priors.steps - priors.last_used.get(name, 0.0))
 
 
 def _band(longer: int) -> int:

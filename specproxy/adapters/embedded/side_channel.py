@@ -44,6 +44,8 @@ def encode_priors(priors: EnginePriors) -> bytes:
         "acceptance": {_ascii(name): pairs for name, pairs in priors.acceptance.items()},
         "match": priors.match_acceptance,
         "levels": {_ascii(name): counts for name, counts in priors.levels.items()},
+        "steps": priors.steps,
+        "last_used": {_ascii(name): steps for name, steps in priors.last_used.items()},
     }
     return orjson.dumps(data)
 
@@ -55,15 +57,17 @@ def decode_priors(data: bytes) -> EnginePriors:
         ValueError: it is not an object of that form.
     """
     fields = _object(data)
-    acceptance, levels = fields.get("acceptance", {}), fields.get("levels", {})
-    if not isinstance(acceptance, dict) or not isinstance(levels, dict):
-        raise ValueError("'acceptance' or 'levels' is not an object")
+    acceptance, levels, last_used = (fields.get(name, {}) for name in ("acceptance", "levels", "last_used"))
+    if not all(isinstance(each, dict) for each in (acceptance, levels, last_used)):
+        raise ValueError("'acceptance', 'levels' or 'last_used' is not an object")
     return EnginePriors(
         request_id=_text(fields, "id"),
         workload=_text(fields, "workload"),
         acceptance={name: _pairs(pairs, float) for name, pairs in acceptance.items()},
         match_acceptance=_pairs(fields.get("match", ()), float),
         levels={name: _weights(counts) for name, counts in levels.items()},
+        steps=_number(fields.get("steps", 0.0), float),
+        last_used={name: _number(steps, float) for name, steps in last_used.items()},
         version=_version(fields),
     )
 

@@ -15,8 +15,12 @@ COUNT = st.integers(0, 2**40)
 REAL = st.floats(0, 1e12, allow_nan=False)
 PAIRS = st.lists(st.tuples(REAL, REAL), max_size=4).map(tuple)
 COUNTS = st.lists(st.tuples(COUNT, COUNT), max_size=4).map(tuple)
-PRIORS = st.builds(EnginePriors, ASCII, ASCII, st.dictionaries(ASCII, PAIRS, max_size=3), PAIRS)
-DRAFTER = st.builds(DrafterReport, st.text(), COUNT, COUNT, COUNT, COUNTS, COUNTS, REAL)
+LEVELS = st.lists(REAL, max_size=4).map(tuple)
+PRIORS = st.builds(
+    EnginePriors, ASCII, ASCII, st.dictionaries(ASCII, PAIRS, max_size=3), PAIRS,
+    st.dictionaries(ASCII, LEVELS, max_size=3), REAL, st.dictionaries(ASCII, REAL, max_size=3),
+)  # fmt: skip
+DRAFTER = st.builds(DrafterReport, st.text(), COUNT, COUNT, COUNT, COUNTS, COUNTS, REAL, LEVELS)
 REPORTS = st.builds(
     EngineReport, st.text(), st.text(), COUNT, st.lists(DRAFTER, max_size=3).map(tuple),
     st.dictionaries(st.integers(1, 64), st.tuples(COUNT, REAL), max_size=3),
@@ -59,7 +63,7 @@ def test_a_newer_version_is_read_as_far_as_it_is_known() -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"[]", b'{"id":1}', b'{"acceptance":[]}', b'{"acceptance":{"ngram":[[1]]}}', b'{"match":[["a",1]]}',
-     b'{"v":"1"}', b'{"acceptance":{"ngram":3}}'],
+     b'{"v":"1"}', b'{"acceptance":{"ngram":3}}', b'{"last_used":[]}', b'{"last_used":{"mtp":"x"}}'],
 )  # fmt: skip
 def test_nonsense_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - orjson and the reader word it differently
