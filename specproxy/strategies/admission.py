@@ -18,6 +18,7 @@ from specproxy.strategies.target import NEVER, TargetModel
 __all__ = ["admit", "due_for_test"]
 
 _FIRST_TRIES = 2
+_LEAST_TEST = 0.1  # share of a request that a test is taken to cost, at least, of a lane that may not be drawn
 _PAY_BACK = 10.0  # requests within which a lane that gains for sure may make up for earlier losses
 _CLEAR_RATIO = math.exp(0.02)  # a lane within two percent of plain is not worth the word "loses"
 
@@ -65,6 +66,8 @@ def due_for_test(
         if view is leader or view.load_s > 0.0:
             continue
         cost = view.central - best
+        if not view.allowed:  # one that looks better than the engine's own choice, but is left to it
+            cost = max(cost, _LEAST_TEST * best)
         most = plain_share if view is plain else share * settings.retest_first
         if not 0.0 < cost <= now * most or (view is not plain and view.loss_s > room):
             continue

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from specproxy.records import Decision, Situation, TempBucket, Workload
+from specproxy.records import Control, Decision, Health, LaneStatus, Situation, TempBucket, Workload
 from specproxy.strategies.learner import Learner, LearnerSettings
 from specproxy.strategies.target import LastRun, TargetModel
-from tests.strategies.world import observe, ready
+from tests.strategies.world import lane, observe, ready
 
 CODE = Workload("code", TempBucket.COOL)
 
@@ -89,3 +91,54 @@ def test_state_without_counts_of_lost_runs_is_read() -> None:
     assert again.tested == {("code/cool", "fp/mtp"): LastRun(5.0, 0)}
     again.note_run("code/cool", "fp/mtp", 6.0, lost=False)
     assert again.tested == {("code/cool", "fp/mtp"): LastRun(6.0, 0)}
+
+
+def beside_auto(
+    truth: dict[str, float], requests: int, *, control: Control = Control.REQUEST, backend: str = "b"
+) -> list[Decision]:
+    """Requests on an engine with plain and auto, and a fixed strategy under this control on this backend."""
+    rng, noise = np.random.default_rng(3), np.random.default_rng(4)
+    lanes = tuple(
+        LaneStatus(replace(lane(name), control=Control.REQUEST), Health.READY) for name in ("plain", "auto")
+    )
+    lanes += (LaneStatus(replace(lane("mtp"), control=control, backend=backend), Health.READY),)
+    learner, found = Learner(), []
+    for t in range(requests):
+        decision = learner.choose(Situation(CODE, lanes, at=4.0 * t, request_id=str(t)), rng)
+        tpt = 0.02 * truth[decision.lane.id] * float(np.exp(0.05 * noise.standard_normal()))
+        learner.learn_one(observe(decision, CODE, tpt=tpt, at=4.0 * t + 3.0, request_id=str(t)))
+        found.append(decision)
+    return found
+
+
+def used(found: list[Decision], name: str) -> int:
+    """How many of the latter half of requests a lane got."""
+    return [decision.lane.id for decision in found[len(found) // 2 :]].count(name)
+
+
+def note(decision: Decision, name: str) -> str:
+    """Why a lane could not be drawn."""
+    return next(c.note for c in decision.candidates if c.lane == name)
+
+
+def test_fixed_strategies_beside_auto_are_a_small_control_group() -> None:
+    """About as good as the engine's own choice they get a few requests, so that it can be held against them."""
+    found = beside_auto({"plain": 1.0, "auto": 0.6, "mtp": 0.6}, 400)
+    assert used(found, "auto") >= 190
+    assert note(found[-1], "mtp") == "left to the engine's own choice (auto)"
+    control = [decision.lane.id for decision in found].count("mtp")
+    assert 1 <= control <= 20
+
+
+def test_a_fixed_strategy_that_is_clearly_better_than_auto_is_used() -> None:
+    found = beside_auto({"plain": 1.0, "auto": 0.8, "mtp": 0.5}, 400)
+    assert used(found, "mtp") >= 180
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [{"backend": "another"}, {"control": Control.INSTANCE}], ids=["backend", "process"]
+)
+def test_what_auto_does_not_choose_from_is_not_left_to_it(elsewhere: dict[str, Any]) -> None:
+    """Lanes of another server, or processes of their own, are held against it like any other."""
+    found = beside_auto({"plain": 1.0, "auto": 0.6, "mtp": 0.6}, 100, **elsewhere)
+    assert "left to" not in " ".join(note(decision, "mtp") for decision in found)
