@@ -20,7 +20,7 @@ from specproxy.adapters.embedded.controller import (
     StepView,
 )
 from specproxy.adapters.embedded.costs import CURVE, GUESS, StepCosts
-from specproxy.adapters.embedded.regimes import LEVELS
+from specproxy.adapters.embedded.regimes import FALL, LEVELS
 from specproxy.records import EnginePriors
 
 PLAIN_S = 0.02
@@ -164,28 +164,52 @@ def measured(steepness: float = 1.0) -> StepCosts:
     return costs
 
 
-@pytest.mark.parametrize("steepness", [0.6, 1.0, 2.0, 5.0])
-@pytest.mark.parametrize("level", range(len(LEVELS)))
-def test_known_costs_and_chances_give_the_known_best_choice(level: int, steepness: float) -> None:
-    """By the textbook: expected tokens over seconds, the best of all lengths, nothing where none pays."""
-    chance, fall = LEVELS[level], 0.97
-
-    def rate(length: int) -> float:
-        tokens, right = 1.0, 1.0
-        for position in range(length):
-            right *= chance * fall**position
-            tokens += right
-        return tokens / (seconds(1 + length, steepness) + length * GUESS["mtp"] * PLAIN_S)
-
+def sure_of(level: int, steepness: float = 1.0) -> AutoController:
+    """A controller that is certain of the head's chance: a level's, falling a little by position."""
+    given = tuple((LEVELS[level] * FALL**i * 1e6, 1e6) for i in range(3))
     weights = tuple(1e6 * (i == level) for i in range(len(LEVELS)))
-    given = tuple((chance * fall**i * 1e6, 1e6) for i in range(3))
     priors = EnginePriors("r", "w", acceptance={"mtp": given}, levels={"mtp": weights})
     controller = AutoController(measured(steepness), 3, priors)
     for _ in range(60):  # the priors' own doubt is outvoted
         controller._guesses["mtp"]._targets[level] += 1e6
         controller._guesses["mtp"].step(1000)
-    plan = controller.plan(StepView(("mtp",), 0, {"mtp": 6}, 50, 0))
-    assert rate(plan.length) >= max(rate(length) for length in range(7)) / 1.02
+    return controller
+
+
+def tokens_of(length: int, level: int) -> float:
+    """By the textbook: what a step with a draft of this length is expected to give."""
+    tokens, right = 1.0, 1.0
+    for position in range(length):
+        right *= LEVELS[level] * FALL**position
+        tokens += right
+    return tokens
+
+
+def rate(length: int, level: int, steepness: float, others: tuple[int, float] = (0, 0.0)) -> float:
+    """Expected tokens a second of a batch in which others feed some tokens and are to get some."""
+    took = seconds(1 + others[0] + length, steepness) + length * GUESS["mtp"] * PLAIN_S
+    return (others[1] + tokens_of(length, level)) / took
+
+
+@pytest.mark.parametrize("steepness", [0.6, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("level", range(len(LEVELS)))
+def test_known_costs_and_chances_give_the_known_best_choice(level: int, steepness: float) -> None:
+    """The best of all lengths, nothing where none pays."""
+    plan = sure_of(level, steepness).plan(StepView(("mtp",), 0, {"mtp": 6}, 50, 0))
+    best = max(rate(length, level, steepness) for length in range(7))
+    assert rate(plan.length, level, steepness) >= best / 1.02
+    assert plan.expected == pytest.approx(tokens_of(plan.length, level), rel=0.03)
+
+
+@pytest.mark.parametrize("others", [(3, 3.0), (6, 2.5), (9, 9.0), (9, 3.0)])
+@pytest.mark.parametrize("level", range(3, len(LEVELS)))
+def test_the_best_choice_is_the_best_for_the_batch_as_a_whole(level: int, others: tuple[int, float]) -> None:
+    """Where others get much of every second guesses are dear; where theirs are in vain they are cheap."""
+    width, tokens = others
+    view = StepView(("mtp",), 0, {"mtp": 6}, 50, 0, streams=4, others_width=width, others_tokens=tokens)
+    plan = sure_of(level).plan(view)
+    best = max(rate(length, level, 1.0, others) for length in range(6))
+    assert rate(plan.length, level, 1.0, others) >= best / 1.01
 
 
 def taught(kind: Callable[[int], Text], costs: StepCosts, requests: int) -> tuple[float, float]:
@@ -229,7 +253,7 @@ def test_stretches_of_forty_tokens_are_followed() -> None:
 def test_a_chain_goes_on_behind_what_is_free() -> None:
     """A good head goes on behind forced tokens in the same step, unless its guesses are dear."""
     given = tuple((97.0, 100.0) for _ in range(3))
-    labels = []
+    plans = []
     for guess in (0.01, 1.0):
         costs = measured()
         for _ in range(200):
@@ -237,8 +261,37 @@ def test_a_chain_goes_on_behind_what_is_free() -> None:
         controller = AutoController(costs, 3, EnginePriors("r", "w", acceptance={"mtp": given}))
         for _ in range(20):  # which have been spelt as expected
             controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S, forced=3, shown=3, followed=3))
-        labels.append(controller.plan(StepView(("mtp",), 0, LIMITS, 50, 0, forced=3)).label)
-    assert labels == ["forced:3>mtp:3", "forced:3"]
+        plans.append(controller.plan(StepView(("mtp",), 0, LIMITS, 50, 0, forced=3)))
+    assert [plan.label for plan in plans] == ["forced:3>mtp:3", "forced:3"]
+    assert [plan.expected for plan in plans] == [pytest.approx(6.4, abs=0.1), pytest.approx(4, abs=0.05)]
+
+
+def test_behind_what_may_be_wrong_a_chain_is_worth_less() -> None:
+    """Of four forced tokens two come otherwise each time: a good head that begins by itself gets further."""
+    given = tuple((97.0, 100.0) for _ in range(3))
+    costs = measured()
+    for _ in range(200):
+        costs.guessed("mtp", 1, 0.01 * PLAIN_S)
+    controller = AutoController(costs, 3, EnginePriors("r", "w", acceptance={"mtp": given}))
+    for _ in range(30):
+        controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S, forced=4, shown=4, followed=2))
+        controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S))
+    assert controller.plan(StepView(("mtp",), 0, LIMITS, 50, 0, forced=4)).label == "mtp:3"
+
+
+def test_chains_and_drafts_stay_within_the_room() -> None:
+    """Lead and drafter together; at the very end of a text the last token comes of itself."""
+    given = tuple((97.0, 100.0) for _ in range(3))
+    for room in range(1, 7):
+        costs = measured()
+        for _ in range(200):
+            costs.guessed("mtp", 1, 0.01 * PLAIN_S)
+        controller = AutoController(costs, 3, EnginePriors("r", "w", acceptance={"mtp": given}))
+        for _ in range(20):
+            controller.learn(StepOutcome(PLAIN, 0, 0, 0, PLAIN_S, forced=3, shown=3, followed=3))
+        plan = controller.plan(StepView(("mtp",), 0, LIMITS, room, 0, forced=3))
+        assert 1 <= plan.total <= room
+        assert (plan.lead_length > 0) == (room > 3)
 
 
 def test_a_drafter_that_lags_behind_has_to_be_worth_catching_up_with() -> None:
@@ -382,6 +435,23 @@ def test_wrong_priors_are_overcome_within_two_hundred_tokens(belief: float, trut
     run(Text().add(200, {"mtp": truth}), misled)
     later = Text().add(300, {"mtp": truth}, seed=9)
     assert best_fixed(later) / run(later, misled).seconds >= 0.95
+
+
+def test_short_requests_save_up_for_a_trial() -> None:
+    """Where the learner was unlucky a drafter is tried again, though no request is long enough by itself."""
+    levels = (0, 5.0, 5.0, 0, 0, 0, 0, 0)
+    tried = []
+    for steps in (0.0, 2000.0):
+        unlucky = {"mtp": ((3.0, 10.0),)}
+        priors = EnginePriors("r", "w", unlucky, levels={"mtp": levels}, steps=steps, last_used={"mtp": 10.0})
+        controller = AutoController(measured(2.5), 3, priors)
+        plans = []
+        for step in range(20):
+            plans.append(controller.plan(StepView(("mtp",), 0, LIMITS, 50, step)))
+            length = plans[-1].length
+            controller.learn(StepOutcome(plans[-1], 0, length, 0, PLAIN_S, proposed=length))
+        tried.append(sum(plan.length > 0 for plan in plans))
+    assert tried == [0, 1]
 
 
 def test_good_priors_save_finding_out() -> None:

@@ -15,6 +15,7 @@ from tests.support.calibrated import CalibratedPair
 from tests.support.embedded import Vocabulary
 
 # isort: split
+from specproxy.adapters.embedded import measured
 from specproxy.adapters.embedded.costs import StepCosts
 from specproxy.adapters.embedded.engine import LlamaEngine
 from specproxy.adapters.embedded.measured import MOST_FILES, WIDTHS, Measured, profile
@@ -112,6 +113,25 @@ def test_another_set_up_has_a_file_of_its_own(runtime: Runtime, pair: Calibrated
     assert len(files(runtime)) == len(before) + 1
     other.close()
     vocabulary.close()
+
+
+@pytest.mark.parametrize("changed", ["model", "draft", "threads", "machine", "build"])
+def test_costs_belong_to_one_model_draft_machine_and_build(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    before = measured._fingerprint(runtime)
+    assert measured._fingerprint(runtime) == before
+    if changed == "model":
+        monkeypatch.setattr(runtime, "facts", replace(runtime.facts, digest="another"))
+    elif changed == "draft":
+        monkeypatch.setattr(runtime, "draft_digest", "another")
+    elif changed == "threads":
+        monkeypatch.setattr(runtime, "threads", runtime.threads + 1)
+    elif changed == "machine":
+        monkeypatch.setattr(measured, "machine_id", lambda: "another")
+    else:
+        monkeypatch.setattr(measured.importlib.metadata, "version", lambda _: "another")
+    assert measured._fingerprint(runtime) != before
 
 
 def test_set_ups_that_were_not_used_for_long_are_forgotten(runtime: Runtime, tmp_path: Path) -> None:
