@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 from specproxy.adapters.embedded.side_channel import decode_priors
@@ -81,6 +82,8 @@ def test_auto_is_shown_against_the_fixed_strategies(tmp_path: Path) -> None:
     kept, board = memory(tmp_path), Board()
     for lane, per_token in ((PLAIN, 0.04), (MTP, 0.025), (AUTO, 0.02)):
         board.observe(observation(lane, per_token))
+    board.observe(observation(MTP, 0.001, target="z.gguf"))  # another model's
+    board.observe(observation(replace(MTP, id="zelsewhere", strategy=Strategy(("draft",))), 0.001))  # not ours
     kept.learn(observation(AUTO), REPORT)
     (told,) = kept.json(board.rows(None))
     assert told["workload"] == CODE.key
