@@ -124,7 +124,8 @@ class Texts:
         prompt = [300 + (7 * number + 13 * i) % 90 for i in range(PROMPT)]
         if kind == "creative":
             branched = self._branched(vocab.words[r])
-            token, output = int(self._pair.successor[marker]), []
+            token = int(self._pair.successor[marker])
+            output: list[int] = []
             while len(output) < tokens:
                 output.append(token)
                 token = branched[token]
