@@ -6,6 +6,7 @@ python -m tests.support.rude_engine --mood M ARGUMENTS OF specproxy.adapters.emb
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from typing import Any
 
@@ -35,6 +36,8 @@ def build(mood: str, *given: Any, **options: Any) -> web.Application:
         if mood == "half up" and request.method == "POST":
             assert request.transport is not None
             request.transport.close()
+        if mood == "slow" and request.path == "/props":
+            await asyncio.sleep(1.0)
         if mood == "another version" and request.path == "/props":
             return web.json_response({"build_info": "of another time"})
         response: web.StreamResponse = await handler(request)
@@ -48,7 +51,8 @@ def build(mood: str, *given: Any, **options: Any) -> web.Application:
 def main() -> int:
     """Run as the child does."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mood", choices=("", "half up", "another version", "fails to load", "breaks down"))
+    moods = ("", "half up", "slow", "another version", "fails to load", "breaks down")
+    parser.add_argument("--mood", choices=moods)
     given, sys.argv[1:] = parser.parse_known_args()
     mood = given.mood
 

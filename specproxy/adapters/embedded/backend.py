@@ -213,7 +213,7 @@ class EmbeddedBackend:
         self._child = child
         transport = HttpTransport(Endpoint.parse(await child.address()))
         try:
-            props = await self._props(transport)
+            props = await self._props(transport, self._patience.answer_s)
         except BaseException:
             await transport.aclose()
             raise
@@ -248,8 +248,8 @@ class EmbeddedBackend:
             await transport.aclose()
 
     @staticmethod
-    async def _props(transport: HttpTransport) -> dict[str, Any]:
-        status, props = await get_json(transport.open, "/props")
+    async def _props(transport: HttpTransport, timeout_s: float = 5.0) -> dict[str, Any]:
+        status, props = await get_json(transport.open, "/props", timeout_s=timeout_s)
         if status != 200 or not isinstance(props, dict):
             raise LaneStartError(f"the engine does not answer as expected: {props}")
         if missing := TOLD - props.keys():  # installed anew while this process went on

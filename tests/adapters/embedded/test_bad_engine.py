@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specproxy.adapters.embedded.backend import EmbeddedBackend, EmbeddedOptions
+from specproxy.adapters.embedded.watchdog import Patience
 from specproxy.adapters.supervise import Backoff, ChildSpec
 from specproxy.errors import ConfigError
 from specproxy.records import Outcome
@@ -34,9 +35,9 @@ BROKEN = {
 class Moody(EmbeddedBackend):
     """Its child is `tests.support.rude_engine`; the file is a real model's, and is not loaded."""
 
-    def __init__(self, pair: CalibratedPair, mood: str) -> None:
+    def __init__(self, pair: CalibratedPair, mood: str, patience: Patience | None = None) -> None:
         backoff = Backoff(first_s=3600, chances_unproven=1)  # what has died stays away
-        super().__init__(EmbeddedOptions(pair.target, names=("m",)), backoff=backoff)
+        super().__init__(EmbeddedOptions(pair.target, names=("m",)), backoff=backoff, patience=patience)
         self.mood = mood
 
     def _spec(self, directory: Path) -> ChildSpec:
@@ -132,3 +133,12 @@ async def test_an_engine_of_another_version(pair: CalibratedPair) -> None:
     """As after an upgrade under a running proxy: it is refused with a reason."""
     with pytest.raises(ConfigError, match="the engine is of another version: it does not tell"):
         await Moody(pair, "another version").start()
+
+
+async def test_an_engine_that_is_slow_to_say_what_it_is(pair: CalibratedPair) -> None:
+    """It is given as long as at any later time: on a busy machine the first answer may take a while."""
+    with pytest.raises(ConfigError, match="no whole reply to /props"):
+        await Moody(pair, "slow", Patience(answer_s=0.1)).start()
+    patient = Moody(pair, "slow")
+    await patient.start()
+    await patient.aclose()
