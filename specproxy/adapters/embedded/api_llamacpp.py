@@ -186,9 +186,14 @@ def _piece(data: bytes) -> str | list[int]:
 async def detokenize(request: web.Request) -> web.StreamResponse:
     """The text of token ids."""
     service = request.app[SERVICE]
-    body = parse_body(await request.read())
-    ids = token_ids(body, "tokens", body.items("tokens") or [], service.card.vocab)
-    return json_response({"content": service.engine.detokenize(list(ids)).decode("utf-8", "replace")})
+    data = await request.read()
+
+    def text() -> str:
+        body = parse_body(data)
+        ids = token_ids(body, "tokens", body.items("tokens") or [], service.card.vocab)
+        return service.engine.detokenize(list(ids)).decode("utf-8", "replace")
+
+    return json_response({"content": await threaded(data, text)})
 
 
 async def apply_template(request: web.Request) -> web.StreamResponse:
