@@ -101,7 +101,7 @@ def _pair_line(row: Row) -> str:
     """A drafter and its target, since when, and on what evidence."""
     name = f"{row['drafter']} for {row['target']}"
     if row["since"] is None:
-        return f"{name}: nothing measured yet"
+        return f"{name}: no request yet"
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["since"]))
     parts = [counted(row["requests"], "request")]
     if row["acceptance"] is not None:

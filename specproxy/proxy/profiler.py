@@ -173,8 +173,11 @@ class Profiler:
             if found is None:
                 self._conclude()
                 return
-            self._state = State.RUNNING
             target, planned = found
+            if self._state is not State.RUNNING:
+                left_s = self._left_s(self._policy.model(target), planned.lanes)
+                log.info("measuring lanes while idle", target=target, most_s=round(left_s), off="--profile 0")
+            self._state = State.RUNNING
             if not await self._round(target, planned):
                 break
         if self._state is State.RUNNING:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from specproxy.adapters.fake import FakeBackend, FakeExchange, respond
 from specproxy.errors import UpstreamClosed
@@ -113,7 +114,9 @@ async def test_an_idle_machine_measures_its_lanes() -> None:
     assert await evening.look() == 0
     assert await evening.look(AFTER_START_S - 0.1) == 0
     assert evening.state == "waiting"
-    assert await evening.look(0.2) == 2 * RUNS * len(ORDER)
+    with capture_logs() as logs:
+        assert await evening.look(0.2) == 2 * RUNS * len(ORDER)
+    assert [(each["event"], each["off"]) for each in logs] == [("measuring lanes while idle", "--profile 0")]
     asked = [(where, body["messages"][0]["content"]) for where, body in evening.asked]
     assert len(set(asked)) == len(asked)
     assert evening.state == "done"
