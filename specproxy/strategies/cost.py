@@ -66,6 +66,8 @@ verification, llama.cpp's default, accepts a guess only if sampling happens to d
 (Leviathan et al. 2023, section 2.3) accepts less where distributions are flat and differ. Ouyang et al. 2024
 (arXiv 2410.10141) find for draft models that higher temperatures take from the gain; the numbers are ours."""
 
+AUTO = "auto"
+"""An engine's own choice of drafter and length, none among them, at every step."""
 
 STRANGER = 0.7
 """Share of its acceptance that a draft of another family keeps: our guess, to be overruled by measurement."""
@@ -204,13 +206,19 @@ def prior_ratio(
     drafts fall less). By the rule of thumb drafting loses below 60% of guesses accepted (a user of ik_llama.cpp
     says so in its issue 1695) and wins above 70%. By the formula above a draft of three by a model of a tenth
     breaks even at 49% on the dense CPU curve, and at 74% where checking it takes 2.4 steps, as with kernels
-    made for any CPU. A combination counts as its best part, as drafters with a match take precedence.
+    made for any CPU. A combination counts as its best part, as drafters with a match take precedence. So does
+    `auto`, of plain and what its engine has.
     """
     facts = facts or LaneFacts()
     if strategy.is_plain:
         return 1.0
-    ratios = [_drafter_ratio(_family(d), strategy.n_max or facts.n_max, facts, kind, temperature, plain_s)
-              for d in strategy.drafters]  # fmt: skip
+    families, ratios = [_family(drafter) for drafter in strategy.drafters], []
+    if AUTO in strategy.drafters:
+        has = {"ngram": True, "draft": facts.size_ratio is not None, "mtp": facts.mtp_layers > 0}
+        families, ratios = [family for family in has if has[family]], [1.0]
+    for family in families:
+        length = strategy.n_max or facts.n_max
+        ratios.append(_drafter_ratio(family, length, facts, kind, temperature, plain_s))
     return min(ratios) * (PRESSED if facts.memory_pressure else 1.0)
 
 
@@ -222,12 +230,15 @@ def log_prior(
 
 
 def drafted_tokens(strategy: Strategy, facts: LaneFacts | None, kind: str, temperature: str) -> float | None:
-    """Tokens that a step is expected to bring, where every step drafts; None for plain and n-gram lanes.
+    """Tokens that a step is expected to bring, where every step drafts; None for plain and n-gram lanes, and
+    for `auto`, which drafts where it pays.
 
     What a step takes is measured on any kind of text. Divided by this it is the ratio to plain on a kind on
     which the lane never ran.
     """
-    if len(strategy.drafters) != 1 or (family := _family(strategy.drafters[0])) == "ngram":
+    if len(strategy.drafters) != 1 or AUTO in strategy.drafters:
+        return None
+    if (family := _family(strategy.drafters[0])) == "ngram":
         return None
     facts = facts or LaneFacts()
     return tokens_per_step(_acceptance(family, strategy.n_max or facts.n_max, facts, kind, temperature))

@@ -18,6 +18,7 @@ from specproxy.strategies.cost import (
     LAUNCH_S,
     LaneFacts,
     draft_cost,
+    drafted_tokens,
     expert_spread,
     log_prior,
     prior_ratio,
@@ -199,6 +200,24 @@ def test_a_combination_counts_as_its_best_part() -> None:
     parts = [prior_ratio(Strategy((name,), 3), None, "code", TempBucket.COOL) for name in both.drafters]
     assert prior_ratio(both, None, "code", TempBucket.COOL) == min(parts)
     assert log_prior(both, None, "code", TempBucket.COOL) == pytest.approx(0.5 * math.log(min(parts)))
+
+
+@pytest.mark.parametrize("temperature", TempBucket)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engines_own_choice_counts_as_its_best_part_plain_included(
+    kind: str, temperature: TempBucket
+) -> None:
+    """It does not draft at every step, so it is no draft lane of which some steps tell the rest."""
+    auto = Strategy.parse("auto")
+    fast = LaneFacts(experts=32, experts_used=4, size_ratio=0.3, mtp_layers=1, layers=16)
+    small = LaneFacts(size_ratio=0.05, layers=16)
+    for facts in (LaneFacts(), fast, small):
+        assert prior_ratio(auto, facts, kind, temperature) <= 1.0
+    parts = [
+        prior_ratio(Strategy.parse(name), small, kind, temperature) for name in ("plain", "ngram", "draft")
+    ]
+    assert prior_ratio(auto, small, kind, temperature) == min(parts)
+    assert drafted_tokens(auto, small, kind, temperature) is None
 
 
 def test_measurements_overrule_the_rules() -> None:
