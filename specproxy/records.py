@@ -152,6 +152,9 @@ class Workload:
 
 # --- where it can run ----------------------------------------------------------------------------
 
+AUTO = "auto"
+"""The strategy of an engine that chooses drafter and length, none among them, at every step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
@@ -171,6 +174,10 @@ class Strategy:
     @property
     def is_plain(self) -> bool:
         return not self.drafters
+
+    @property
+    def is_auto(self) -> bool:
+        return AUTO in self.drafters
 
     @classmethod
     def parse(cls, text: str) -> Strategy:

@@ -20,8 +20,7 @@ NARROW = 56  # columns below which only the most telling figures have
 EVENTS = 5  # events that status shows
 EXPLAINED = (
     "Intervals are 90%. Evidence: requests that ran there, after forgetting, + replays of others; "
-    "p: runs of the profile on this kind. "
-    "Chance: of being drawn."
+    "p: runs of the profile on this kind. Chance: of being drawn."
 )
 HEALTH_STYLE = {
     "ready": "green",

@@ -13,12 +13,11 @@ import structlog
 from specproxy.adapters.embedded.side_channel import encode_priors
 from specproxy.adapters.private_file import write_private
 from specproxy.proxy.board import BoardRow
-from specproxy.records import EngineReport, Lane, LaneStatus, Observation
+from specproxy.records import AUTO, EngineReport, Lane, LaneStatus, Observation
 from specproxy.strategies.engine_book import EngineBook
 
 __all__ = ["EngineMemory"]
 
-AUTO = "auto"
 PLANS_SHOWN = 12
 
 log = structlog.get_logger("specproxy")
@@ -112,4 +111,4 @@ class EngineMemory:
 
     def _auto(self) -> Lane | None:
         lanes = (status.lane for status in self._lanes())
-        return next((lane for lane in lanes if lane.strategy.name == AUTO), None)
+        return next((lane for lane in lanes if lane.strategy.is_auto), None)

@@ -25,7 +25,7 @@ from specproxy.errors import (
 from specproxy.proxy.bodies import pump, read_up_to, too_long
 from specproxy.proxy.client import RelayResponse
 from specproxy.proxy.dialects import read_facts
-from specproxy.proxy.headers import OWN_PREFIX, Inbound, header_value
+from specproxy.proxy.headers import REQUEST_ID, Inbound, header_value, headers_for
 from specproxy.proxy.inbound import ClientRequest
 from specproxy.proxy.later import Later
 from specproxy.proxy.listing import LISTS, askable, merged_list
@@ -39,11 +39,9 @@ from specproxy.proxy.text_replay import Heard, TextReplayer
 from specproxy.proxy.ticket import Ticket
 from specproxy.records import Dialect, Lane, Observation, Outcome, RequestFacts
 
-__all__ = ["Call", "Forwarder", "Limits", "headers_for", "status_for"]
+__all__ = ["Call", "Forwarder", "Limits", "status_for"]
 
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})  # idempotent by RFC 9110
-_REQUEST_ID = b"X-Specproxy-Request-Id"
-_PRIORS = b"X-Specproxy-Priors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,22 +361,6 @@ def status_for(error: SpecproxyError) -> int:
     return 503 if isinstance(error, BackendError) else 500
 
 
-def headers_for(lane: Lane, headers: Headers, request_id: str, priors: bytes = b"") -> Headers:
-    """The client's headers with the lane's own in place of those of the same name.
-
-    A lane whose headers are of our own family runs in our engine, which wants the request's id too, and may use
-    what is known of its workload.
-    """
-    if not lane.headers:
-        return headers
-    own = tuple((name.encode("ascii"), value.encode("utf-8")) for name, value in lane.headers)
-    names = {name.lower() for name, _ in own}
-    if request_id and any(name.startswith(OWN_PREFIX) for name in names):
-        own += ((_REQUEST_ID, request_id.encode("ascii")),)
-        own += ((_PRIORS, priors),) if priors else ()
-    return tuple(item for item in headers if item[0].lower() not in names) + own
-
-
 def _explain(ticket: Ticket, now: float) -> Headers:
     """Response headers that say what was decided and what it cost."""
     lane = header_value(ticket.lane.id)
@@ -388,6 +370,6 @@ def _explain(ticket: Ticket, now: float) -> Headers:
         (b"X-Specproxy-Strategy", header_value(ticket.lane.strategy.name)),
         (b"X-Specproxy-Workload", header_value(ticket.workload.key)),
         (b"X-Specproxy-Reason", header_value(f"{ticket.decision.rule}: {ticket.decision.reason}")),
-        (_REQUEST_ID, ticket.id.encode("ascii")),
+        (REQUEST_ID, ticket.id.encode("ascii")),
         (b"Server-Timing", b'specproxy;dur=%.3f;desc="%b"' % (spent_ms, lane.replace(b'"', b"'"))),
     )

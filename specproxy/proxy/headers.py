@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from specproxy.adapters.base import Headers
+from specproxy.records import Lane
 
 __all__ = [
     "CAPTURE_HEADER",
     "OWN_PREFIX",
     "PIN_HEADER",
+    "REQUEST_ID",
     "Inbound",
     "end_to_end",
     "header_value",
+    "headers_for",
     "read_inbound",
     "response_headers",
 ]
@@ -23,6 +26,8 @@ OWN_PREFIX = b"x-specproxy-"  # headers of ours: requests keep them from the ups
 PIN_HEADER = b"x-specproxy-strategy"
 CAPTURE_HEADER = b"x-specproxy-capture"
 VERIFY_HEADER = b"x-specproxy-verify"
+REQUEST_ID = b"X-Specproxy-Request-Id"  # to clients, and to an engine of our own
+_PRIORS = b"X-Specproxy-Priors"
 
 # RFC 9110 section 7.6.1. Trailer stays: trailers are passed on.
 _HOP_BY_HOP = frozenset(
@@ -94,6 +99,22 @@ def end_to_end(trailers: Iterable[tuple[bytes, bytes]]) -> Headers:
         and name not in _WRITTEN_BY_TRANSPORT
         and not name.startswith(OWN_PREFIX)
     )
+
+
+def headers_for(lane: Lane, headers: Headers, request_id: str, priors: bytes = b"") -> Headers:
+    """The client's headers with the lane's own in place of those of the same name.
+
+    A lane whose headers are of our own family runs in our engine, which wants the request's id too, and may use
+    what is known of its workload.
+    """
+    if not lane.headers:
+        return headers
+    own = tuple((name.encode("ascii"), value.encode("utf-8")) for name, value in lane.headers)
+    names = {name.lower() for name, _ in own}
+    if request_id and any(name.startswith(OWN_PREFIX) for name in names):
+        own += ((REQUEST_ID, request_id.encode("ascii")),)
+        own += ((_PRIORS, priors),) if priors else ()
+    return tuple(item for item in headers if item[0].lower() not in names) + own
 
 
 def response_headers(raw: Headers) -> Headers:

@@ -27,7 +27,7 @@ from specproxy.adapters.ask import JSON_HEADERS
 from specproxy.adapters.base import Backend, Exchange, Headers, ResponseHead, TellsDrafts, UpstreamRequest
 from specproxy.errors import BackendError
 from specproxy.proxy.dialects import read_facts
-from specproxy.proxy.forward import headers_for
+from specproxy.proxy.headers import headers_for
 from specproxy.proxy.load import Stay
 from specproxy.proxy.profile_prompts import DRAWN, draw
 from specproxy.proxy.router import Router
@@ -49,7 +49,7 @@ from specproxy.records import (
     Workload,
 )
 from specproxy.strategies import profiling
-from specproxy.strategies.speed import arm_key
+from specproxy.strategies.speed import arm_of
 from specproxy.strategies.target import TargetModel
 
 __all__ = ["AFTER_REQUEST_S", "AFTER_START_S", "KnowsTargets", "Profiler", "State"]
@@ -142,7 +142,7 @@ class Profiler:
         state = self._state if self.budget_s > 0.0 else State.OFF
         arms: dict[str, set[str]] = {}
         for target, lanes in self._targets().items():
-            arms[target] = {_arm(lane) for lane in lanes}
+            arms[target] = {arm_of(lane) for lane in lanes}
         profiles = {target: self._policy.model(target).profile for target in arms}
         return {
             "state": str(state),
@@ -203,7 +203,7 @@ class Profiler:
         return {target: lanes for target, lanes in found.items() if lanes}
 
     def _left_s(self, model: TargetModel, lanes: Sequence[Lane]) -> float:
-        return self.budget_s - model.profile.spent(_arm(lane) for lane in lanes)
+        return self.budget_s - model.profile.spent(arm_of(lane) for lane in lanes)
 
     def _next(self) -> tuple[str, profiling.Round] | None:
         for target, lanes in self._targets().items():
@@ -244,10 +244,10 @@ class Profiler:
             if left_s <= 0.0 or lane not in self._targets().get(target, ()):
                 return left_s <= 0.0
             if not lane.can_answer(facts):
-                model.profile.refuse(_arm(lane), planned.kind)
+                model.profile.refuse(arm_of(lane), planned.kind)
             elif not await self._measure(model, lane, planned.kind, facts, body, min(left_s, MOST_RUN_S)):
                 return False
-            if lane.strategy.is_plain and (_arm(lane), planned.kind) in model.profile.refused:
+            if lane.strategy.is_plain and (arm_of(lane), planned.kind) in model.profile.refused:
                 return True  # there is nothing to hold others against
         return True
 
@@ -272,13 +272,13 @@ class Profiler:
             self._run = None
             run.break_off()
             now = self._clock()
-            model.profile.spend(_arm(lane), now - begun)
+            model.profile.spend(arm_of(lane), now - begun)
             self._on_news()
         if run.broken_off and not run.timed_out:
             return False
         seen = self._conclude_run(ticket, run, tap, backend, now)
         if seen.outcome is not Outcome.COMPLETE:
-            model.profile.refuse(_arm(lane), kind)  # it would not go better next time
+            model.profile.refuse(arm_of(lane), kind)  # it would not go better next time
             log.debug("a lane was not measured", lane=lane.id, kind=kind, outcome=str(seen.outcome))
             if run.error is not None:
                 self._router.lane_failed(lane, run.error)
@@ -353,10 +353,6 @@ class _Run:
     def fail(self, error: BackendError) -> None:
         self.error = error
         self._over.set()
-
-
-def _arm(lane: Lane) -> str:
-    return arm_key(lane.fingerprint, lane.strategy.name)
 
 
 def _request(lane: Lane, body: bytes) -> UpstreamRequest:

@@ -32,7 +32,7 @@ def admit(pricing: Pricing, ledger: Ledger, room: float, settings: LearnerSettin
     plain, views = pricing.plain, pricing.views
     held = plain is not None and plain.load_s <= 0.0
     early = held and ledger.requests < settings.show_first
-    autos = [view for view in views if view.slot.name == "auto"]
+    autos = [view for view in views if view.slot.lane.strategy.is_auto]
     for view in views:
         if view.load_s > 0.0:
             continue

@@ -66,9 +66,6 @@ verification, llama.cpp's default, accepts a guess only if sampling happens to d
 (Leviathan et al. 2023, section 2.3) accepts less where distributions are flat and differ. Ouyang et al. 2024
 (arXiv 2410.10141) find for draft models that higher temperatures take from the gain; the numbers are ours."""
 
-AUTO = "auto"
-"""An engine's own choice of drafter and length, none among them, at every step."""
-
 STRANGER = 0.7
 """Share of its acceptance that a draft of another family keeps: our guess, to be overruled by measurement."""
 
@@ -213,7 +210,7 @@ def prior_ratio(
     if strategy.is_plain:
         return 1.0
     families, ratios = [_family(drafter) for drafter in strategy.drafters], []
-    if AUTO in strategy.drafters:
+    if strategy.is_auto:
         has = {"ngram": True, "draft": facts.size_ratio is not None, "mtp": facts.mtp_layers > 0}
         families, ratios = [family for family in has if has[family]], [1.0]
     for family in families:
@@ -236,7 +233,7 @@ def drafted_tokens(strategy: Strategy, facts: LaneFacts | None, kind: str, tempe
     What a step takes is measured on any kind of text. Divided by this it is the ratio to plain on a kind on
     which the lane never ran.
     """
-    if len(strategy.drafters) != 1 or AUTO in strategy.drafters:
+    if len(strategy.drafters) != 1 or strategy.is_auto:
         return None
     if (family := _family(strategy.drafters[0])) == "ngram":
         return None

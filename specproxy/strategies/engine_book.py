@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specproxy.records import EnginePriors, EngineReport
+from specproxy.records import AUTO, EnginePriors, EngineReport
 
 __all__ = ["EngineBook", "Page"]
 
-AUTO = "auto"
 KEEP = 0.9  # of what is known, at each further request
 LEAST = 0.05  # guesses below which a count is dropped
 MOST_PAGES = 512  # those used longest ago are dropped

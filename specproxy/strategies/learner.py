@@ -39,7 +39,7 @@ from specproxy.strategies.replay import ReplayResult
 from specproxy.strategies.residency import foresee, note_lanes, plan_load
 from specproxy.strategies.rules import apply_rules, available
 from specproxy.strategies.settings import LearnerSettings
-from specproxy.strategies.speed import arm_key, cell_of
+from specproxy.strategies.speed import arm_key, arm_of, cell_of
 from specproxy.strategies.switching import Dwell
 from specproxy.strategies.target import ANY, TargetModel
 from specproxy.strategies.thompson import choice_probabilities, drawn, worth_exploring
@@ -273,7 +273,7 @@ class Learner:
         if observation.outcome is not Outcome.COMPLETE or observation.repeat or result.tokens < 2:
             return
         model = self.model(observation.target)
-        key = arm_key(lane.fingerprint, lane.strategy.name)
+        key = arm_of(lane)
         fit = model.fit(key, source)
         if key == arm_key(observation.fingerprint, observation.strategy):
             counted = observation.tokens_per_step

@@ -22,7 +22,7 @@ from specproxy.records import Control, Lane, Observation, TempBucket
 from specproxy.strategies.bounds import amount, whole
 from specproxy.strategies.level import features
 from specproxy.strategies.posterior import Belief, Cell
-from specproxy.strategies.speed import arm_key
+from specproxy.strategies.speed import arm_key, arm_of
 
 if TYPE_CHECKING:
     from specproxy.strategies.target import TargetModel
@@ -124,11 +124,11 @@ def subjects(lanes: Sequence[Lane]) -> tuple[Lane, ...]:
     One lane of each arm. Beside an engine's own choice (auto) its fixed strategies are hardly ever used.
     """
     chosen: dict[str, Lane] = {}
-    auto = {lane.backend for lane in lanes if lane.control is Control.REQUEST and lane.strategy.name == "auto"}
+    auto = {lane.backend for lane in lanes if lane.control is Control.REQUEST and lane.strategy.is_auto}
     for lane in sorted(lanes, key=lambda lane: not lane.strategy.is_plain):
-        fixed = lane.backend in auto and lane.strategy.name not in ("auto", "plain")
+        fixed = lane.backend in auto and not (lane.strategy.is_auto or lane.strategy.is_plain)
         if not fixed:
-            chosen.setdefault(_arm(lane), lane)
+            chosen.setdefault(arm_of(lane), lane)
     found = tuple(chosen.values())
     plain = sum(lane.strategy.is_plain for lane in found)
     return found if 0 < plain < len(found) else ()
@@ -140,9 +140,9 @@ def next_round(model: TargetModel, lanes: Sequence[Lane], kinds: Collection[str]
     best: Round | None = None
     most = 0
     for kind in ORDER:
-        if plain is None or kind not in kinds or (_arm(plain), kind) in model.profile.refused:
+        if plain is None or kind not in kinds or (arm_of(plain), kind) in model.profile.refused:
             continue
-        left = {lane.id: model.profile.left(_arm(lane), kind) for lane in lanes}
+        left = {lane.id: model.profile.left(arm_of(lane), kind) for lane in lanes}
         others = [lane for lane in _open(model, plain, lanes, kind) if left[lane.id] > 0]
         rounds = max((left[lane.id] for lane in others), default=0)
         if rounds > most:
@@ -164,7 +164,7 @@ def learn(model: TargetModel, seen: Observation) -> None:
 
 def summary(model: TargetModel, lanes: Sequence[Lane]) -> str:
     """What a profile of these lanes has found, in a sentence; empty where it found nothing."""
-    arms = [_arm(lane) for lane in lanes]
+    arms = [arm_of(lane) for lane in lanes]
     kinds = [kind for kind in ORDER if any(kind in model.profile.runs.get(arm, ()) for arm in arms)]
     best: dict[str, list[str]] = {}
     for kind in kinds:
@@ -180,10 +180,6 @@ def summary(model: TargetModel, lanes: Sequence[Lane]) -> str:
     if len(fastest) == 1:
         parts = [f"{name} on all"]
     return f"{took}; expected to be fastest: {'; '.join(parts)}"
-
-
-def _arm(lane: Lane) -> str:
-    return arm_key(lane.fingerprint, lane.strategy.name)
 
 
 def _open(model: TargetModel, plain: Lane, lanes: Sequence[Lane], kind: str) -> list[Lane]:
@@ -212,8 +208,7 @@ def _belief(model: TargetModel, lane: Lane, kind: str) -> Belief:
 
 def _tokens(model: TargetModel) -> int:
     """Tokens that a run should have: as many as plain decodes in some seconds, once that is known."""
-    arm = model.speed.arms.get(model.speed.plain)
-    if arm is None or arm.evidence <= 0.0:
+    if not model.speed.knows_plain:
         return _LEAST_TOKENS
     per_token = math.exp(model.speed.level.expect(features(_TYPICAL_CONTEXT, 1.0)))
     return int(min(max(_RUN_S / per_token, _LEAST_TOKENS), _MOST_TOKENS))

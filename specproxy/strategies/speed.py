@@ -19,7 +19,7 @@ from specproxy.strategies.level import Features, Level, LoadEffect, features
 from specproxy.strategies.posterior import Arm, Belief, Cell, Scales, student_weight
 from specproxy.strategies.replay import ReplayResult
 
-__all__ = ["Sample", "Slot", "SpeedModel", "arm_key", "cell_of"]
+__all__ = ["Sample", "Slot", "SpeedModel", "arm_key", "arm_of", "cell_of"]
 
 _MOST_ARMS = 64
 _REFERENCE = Scales(arm=1e-4, kind=0.05, cell=0.02, between=0.05, token=0.2)
@@ -48,6 +48,11 @@ Entry = tuple[Cell, float, float, float, float]
 def arm_key(fingerprint: str, strategy: str) -> str:
     """Statistics belong to a fingerprint and a strategy, since lanes of one engine may share the former."""
     return f"{fingerprint}/{strategy}"
+
+
+def arm_of(lane: Lane) -> str:
+    """The arm that runs on a lane."""
+    return arm_key(lane.fingerprint, lane.strategy.name)
 
 
 def cell_of(workload: Workload) -> Cell:
@@ -258,7 +263,7 @@ class SpeedModel:
         """
         cell = cell_of(workload)
         nominal, share = replayed_ratio(self.facts.get(lane.id), result)
-        arm = self.arm(arm_key(lane.fingerprint, lane.strategy.name), lane.strategy.name)
+        arm = self.arm(arm_of(lane), lane.strategy.name)
         variance = arm.scales.variance(result.tokens)
         if fit is not None:
             nominal, variance = fit.correct(nominal), variance + fit.sd**2
@@ -275,7 +280,7 @@ class SpeedModel:
         nominal, share = replayed_ratio(self.facts.get(lane.id), result)
         x = _features(seen)
         level, level_var = self.level.predict(x)
-        key = arm_key(lane.fingerprint, lane.strategy.name)
+        key = arm_of(lane)
         ratio = math.log(tpt) - level - self.load_effect(key).expect(x)
         variance = _STEP.variance(seen.output_tokens, seen.weight) + level_var
         if fit is not None:
@@ -288,6 +293,12 @@ class SpeedModel:
             if self.plain and key not in self.arms:
                 self.level.widen(_NEW_PLAIN_VARIANCE)
             self.plain = key
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether plain, as lanes are held against it now, has been measured at all."""
+        arm = self.arms.get(self.plain)
+        return arm is not None and arm.evidence > 0.0
 
     def warm(self) -> None:
         """Bring up to date what decisions will look at, after a change; and some of what they have not yet
@@ -407,8 +418,7 @@ class SpeedModel:
         return jumped
 
     def _new_slot(self, lane: Lane) -> Slot:
-        name = lane.strategy.name
-        key = arm_key(lane.fingerprint, name)
+        name, key = lane.strategy.name, arm_of(lane)
         self.strategies[lane.id] = lane.strategy
         before = self.slots.get(lane.id)
         if before is not None and before.key != key:

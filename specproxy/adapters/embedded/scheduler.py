@@ -155,17 +155,17 @@ class Scheduler:
         most = request.strategy.n_max
         if most is not None:
             sequence.limits = {name: min(n, most) for name, n in runtime.limits.items()}
-        elif "auto" in request.strategy.drafters:
+        elif request.strategy.is_auto:
             sequence.limits = dict(runtime.limits)
         else:
             sequence.limits = {name: min(n, runtime.usual[name]) for name, n in runtime.limits.items()}
-        if sampler.grammar is not None and "auto" in request.strategy.drafters:
+        if sampler.grammar is not None and request.strategy.is_auto:
             self._spelling = self._spelling or Spelling(self._vocabulary)
             sequence.forced = ForcedDrafter(sampler.grammar, self._spelling)
         return sequence
 
     def _plan_for(self, request: GenerateRequest) -> tuple[tuple[str, ...], Controller]:
-        if "auto" in request.strategy.drafters:
+        if request.strategy.is_auto:
             controller = AutoController(self.costs, self._runtime.options.ngram_match, request.priors)
             return tuple(self._runtime.limits), controller
         return request.strategy.drafters, FixedController()
@@ -177,7 +177,7 @@ class Scheduler:
             sequence = self._waiting.popleft()
             mtp = "mtp" in sequence.drafters and bool(self._runtime.drafters["mtp"].contexts)
             choice = self._slots.choose(sequence.tokens, mtp=mtp)
-            if mtp and "auto" in sequence.request.strategy.drafters:
+            if mtp and sequence.request.strategy.is_auto:
                 without = self._slots.choose(sequence.tokens, mtp=False)
                 if without.common - choice.common > MTP_GAP:
                     sequence.disable("mtp", "its cache does not cover the reused prefix")

@@ -178,7 +178,7 @@ class Service:
         )
 
     def _default(self) -> Strategy:
-        return next((s for s in self.card.strategies if s.name == "auto"), Strategy())
+        return next((s for s in self.card.strategies if s.is_auto), Strategy())
 
     def _strategy(self, text: str) -> Strategy:
         try:
