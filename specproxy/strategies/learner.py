@@ -297,7 +297,8 @@ class Learner:
         return events
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """By target: requests so far, and the gain in time over plain until then (see `curve.Curve.gains`)."""
+        """By target: requests since plain was measured, and the gain in time over it until then (see
+        `curve.Curve.gains`)."""
         return {name: model.curve.gains() for name, model in self._targets.items()}
 
     def accounts(self) -> list[Account]:
@@ -373,7 +374,8 @@ class Learner:
             loss = ledger.sift(key, seen.decode_s + prefill_s - plain_s, plain_s, outlier=outlier)
         ledger.finish(loss, plain_s, credit)
         model.pool.finish(loss + seen.load_s, plain_s, credit * len(model.ledgers))
-        model.curve.note(seen.decode_s + prefill_s + seen.load_s, plain_s)
+        if model.speed.knows_plain:  # else what plain would have taken is a guess, and so would be the gain
+            model.curve.note(seen.decode_s + prefill_s + seen.load_s, plain_s)
         model.note_run(workload, key, ledger.plain_s, lost=loss > 0.0)
 
     # --- state -----------------------------------------------------------------------------------

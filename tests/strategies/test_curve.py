@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from specproxy.records import Situation, TempBucket, Workload
 from specproxy.strategies.curve import Curve
 from specproxy.strategies.learner import Learner
-from tests.strategies.world import MIXED, simulate
+from tests.strategies.world import MIXED, observe, ready, simulate
 
 
 def test_gains_are_cumulative() -> None:
@@ -44,3 +47,18 @@ def test_a_learner_keeps_one_for_each_target() -> None:
     again = Learner()
     again.load(json.loads(json.dumps(learner.dump())))
     assert again.curves() == learner.curves()
+
+
+def test_nothing_is_gained_over_what_was_never_measured() -> None:
+    """Requests that are pinned to a lane say nothing about plain; the first one on plain begins the curve."""
+    learner = Learner()
+    rng = np.random.default_rng(1)
+    code = Workload("code", TempBucket.COOL)
+    pinned = Situation(code, ready("plain", "mtp"), at=0.0, pin="mtp")
+    for _ in range(5):
+        learner.learn_one(observe(learner.choose(pinned, rng), code))
+    assert learner.curves() == {"t": []}
+    learner.learn_one(observe(learner.choose(replace(pinned, pin="plain"), rng), code, tpt=0.04))
+    assert learner.curves()["t"] == [(1, 0.0)]
+    learner.learn_one(observe(learner.choose(pinned, rng), code))
+    assert learner.curves()["t"][-1][1] > 0.0

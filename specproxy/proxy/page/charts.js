@@ -174,7 +174,7 @@ function drawShare(place, kinds) {
 
 function drawCurve(place, curves) {
   const shown = Object.entries(curves || {}).filter(([, points]) => points.length > 1).slice(0, 3);
-  if (!shown.length) return none(place, "It begins with the second request.");
+  if (!shown.length) return none(place, "It begins once plain has been measured.");
   const all = shown.flatMap(([, points]) => points);
   const most = Math.max(...all.map(p => p[0])), top = Math.max(.1, ...all.map(p => p[1]));
   const bottom = Math.min(-.1, ...all.map(p => p[1])), height = 190 + 18 * (shown.length > 1 ? shown.length : 0);
