@@ -129,7 +129,8 @@ class Fleet:
         """
         if self._own is not None and self._own.backend is not None and self._own.backend.name == lane.backend:
             return not self._frees
-        return self._sidecar is not None and self._sidecar.at_hand(lane)
+        near = host_of(self.address(lane), self._own_names) == THIS_MACHINE
+        return near and self._sidecar is not None and self._sidecar.at_hand(lane)
 
     @property
     def engine(self) -> EmbeddedBackend | None:

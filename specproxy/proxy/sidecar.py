@@ -21,7 +21,6 @@ from specproxy.adapters.request_field import FIELD, Finding
 from specproxy.adapters.running_server import RunningServer
 from specproxy.adapters.tasks import Tasks
 from specproxy.adapters.weights import Weights, find_weights
-from specproxy.config import is_loopback
 from specproxy.errors import BackendError, UpstreamConnectError
 from specproxy.proxy.beside import Beside
 from specproxy.proxy.ladder import Standing, climb, focus
@@ -144,14 +143,13 @@ class Sidecar:
         return ""
 
     def at_hand(self, lane: Lane) -> bool:
-        """Whether a lane's server is on this machine, and has its model in memory as far as it says."""
-        for url, server in self._servers.items():
+        """Whether a lane's server is one of ours, or has the lane's model in memory as far as it says."""
+        for server in self._servers.values():
             if server.beside is not None and server.beside.name == lane.backend:
                 return True
             if server.backend.name == lane.backend:
                 loaded = (model for model in server.upstream.found.served if model.loaded)
-                named = any(not lane.models or model.name in lane.models for model in loaded)
-                return named and is_loopback(urlsplit(url).hostname or "")
+                return any(not lane.models or model.name in lane.models for model in loaded)
         return False
 
     async def start(self) -> None:

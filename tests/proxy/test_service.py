@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from specproxy.adapters.base import ProbeResult, ServedModel
 from specproxy.config import Settings
 from specproxy.errors import ConfigError
 from specproxy.proxy import service as module
@@ -128,6 +129,25 @@ async def test_servers_that_are_named_are_left_alone(tmp_path: Path) -> None:
     lanes = [status.lane for backend in fleet.backends for status in backend.lanes()]
     assert [lane.strategy.name for lane in lanes] == ["plain", "mtp"]
     assert not any(fleet.at_hand(lane) for lane in lanes)
+    await fleet.aclose()
+
+
+@pytest.mark.parametrize(("url", "near"), [("http://127.0.0.1:9", True), ("http://10.0.0.7:9", False)])
+async def test_a_server_elsewhere_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, near: bool
+) -> None:
+    """Whose it is, and who pays for it, is not ours to know; the host counts as it does for load."""
+    found = ProbeResult(True, "ollama", "0.33", ("m",), served=(ServedModel("m", loaded=True),))
+
+    async def probe(_: str) -> ProbeResult:
+        return found
+
+    monkeypatch.setattr("specproxy.proxy.fleet.Prober", lambda: probe)
+    fleet = Fleet(settings(tmp_path, url, probe_fields=False))
+    await fleet.start()
+    [lane] = [status.lane for backend in fleet.backends for status in backend.lanes()]
+    assert fleet.at_hand(lane) is near
+    assert not fleet.hosts() if near else set(fleet.hosts().values()) == {"10.0.0.7"}
     await fleet.aclose()
 
 
