@@ -180,10 +180,10 @@ def play(
     while len(tokens) < len(whole):
         room = min(len(whole) - len(tokens) - 1, LONGEST)
         plan, copied, match, draft, late = PLAIN, [], 0, [], 0
-        if room > 0 and drafters:
-            if "ngram" in drafters:
-                copied = list(ngram.draft(min(limits["ngram"], room)))
-                match = ngram.match_length
+        if room > 0 and "ngram" in drafters:
+            copied = list(ngram.draft(min(limits["ngram"], room)))
+            match = ngram.match_length
+        if room > 0 and drafters and (copied or not controller.rests(1)):
             missing = {name: len(tokens) - held[name] for name in guesses if name in drafters}
             plan = controller.plan(
                 StepView(

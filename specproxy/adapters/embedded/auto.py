@@ -120,16 +120,13 @@ class AutoController:
         self._view, self._asked, self._thought = view, True, False
         if view.streams == 1 and not self.costs.knows_plain:
             return PLAIN
-        free = bool(view.forced or view.match_length)
-        if not free and self.rests(view.streams):
-            return PLAIN
         options, last = self._options(view)
         best = max(options)
         if (trial := self._due(view, options, best.rate)) is not None:
             return trial.plan
         if last is not None and best.rate < STAY * last.rate:
             best = last  # with what it is expected to give now
-        self._thought = not best.length and not free
+        self._thought = not (best.length or view.forced or view.match_length)
         return best.plan
 
     def learn(self, outcome: StepOutcome) -> None:
